@@ -20,6 +20,7 @@ from leafbeam.feeds import Batch, CatalogSource, Followed, ItemChange, KafkaFeed
 from leafbeam.feeds.catalog_source import WriterTarget
 from leafbeam.feeds.follower import make
 from leafbeam.ingest import CatalogWriter, Lines
+from leafbeam.ingest.request_log import RequestLog
 from leafbeam.serve.feed_config import FeedConfig
 from tests.feeds.broker import FAST, Broker, created, deleted, updated
 from tests.feeds.crashes import Killed, Point
@@ -240,6 +241,23 @@ def test_an_error_is_told_and_following_is_tried_again(shop: Any) -> None:
         skipping.stop()
 
 
+def test_a_position_is_shown_once_requests_see_its_changes(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[Any, bool]] = []
+    with opened(shop, "on") as (_, writer):
+        assert isinstance(writer, CatalogWriter)
+        append = RequestLog.append
+
+        def append_and_look(log: RequestLog, *arguments: Any, **options: Any) -> None:
+            append(log, *arguments, **options)
+            shown.append((writer.position, bool(writer.catalog.index.version().knows([3300])[0])))
+
+        monkeypatch.setattr(RequestLog, "append", append_and_look)
+        writer.move({"0": 5})
+        writer.follow("put", Lines.of_rows([row(3300)]), {"0": 6})
+        assert shown == [({"0": 5}, False)]  # it is on disk
+        assert (writer.position, writer.catalog.index.version().knows([3300]).tolist()) == ({"0": 6}, [True])
+
+
 def test_changes_of_clients_are_refused_where_items_follow_a_source(shop: Any) -> None:
     with opened(shop, "on") as (_, writer):
         assert isinstance(writer, CatalogWriter)
@@ -257,6 +275,31 @@ def test_an_offset_that_the_topic_does_not_have_is_named(broker: Broker) -> None
     for offset in (7, -1, "x"):
         with pytest.raises(FeedError, match=f"up to offset {offset!r}, but the topic has 0 to 1"):
             KafkaFeed(broker.address, topic, position={"0": offset}, properties=FAST, timeout_s=10.0)
+
+
+def test_a_topic_that_lost_changes_before_they_were_read_is_named_and_the_items_stay(broker: Broker, shop: Any) -> None:
+    topic = broker.new_topic()
+    broker.send(topic, created(row(4100)), created(row(4101)), partition=0)
+    with opened(shop, "on") as (_, writer):
+        assert isinstance(writer, CatalogWriter)
+        source = CatalogSource(config(broker, topic), writer)
+        source.start()
+        before = {"0": 2, "1": 0, "2": 0, "3": 0}
+        wait_for(lambda: writer.position == before)
+        source.stop()
+        broker.send(topic, created(row(4102)), deleted({"item_id": 4100}), partition=0)
+        broker.send(topic, *[created(row(4103, title="x" * 900_000))] * 7, partition=0)  # the broker keeps 5 MB of a partition
+        source = CatalogSource(config(broker, topic), writer)
+        source.start()
+        error = wait_for(lambda: source.status.error)
+        assert re.search(
+            "followed partition 0 up to offset 2, but the topic has [1-9][0-9]* to 11: changes were removed", error
+        )
+        assert "Begin with a newer snapshot" in error
+        assert source.unready_reason is not None
+        source.stop()
+        assert writer.position == before
+        assert writer.catalog.index.version().knows([4100, 4101, 4102, 4103]).tolist() == [True, True, False, False]
 
 
 def test_settings_of_a_source_are_checked(shop: Any) -> None:
