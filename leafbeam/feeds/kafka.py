@@ -68,7 +68,7 @@ class KafkaFeed:
         self._ended: set[int] = set()  # partitions of which nothing is left
         self._positions: dict[int, int] = {}  # where the next batch of each partition begins
         self._polled_at = 0.0
-        self._made_until: dict[int, float] = {}  # when the newest change that was made came into a partition
+        self._made_until: dict[int, float] = {}  # the time before which nothing is missing from a partition
         self._read_until = 0.0  # the same of the batch that is under way
         try:
             self._positions = self._open() if self._kept is None else self._open_at(self._kept)
@@ -117,9 +117,10 @@ class KafkaFeed:
 
     def commit(self, batch: Batch) -> None:
         """Record that a batch is done (see Feed)."""
-        self._positions[batch.end["partition"]] = batch.end["offset"]
-        self._made_until[batch.end["partition"]] = self._read_until
-        self._commit([TopicPartition(self._topic, batch.end["partition"], batch.end["offset"], "")])
+        partition, offset = batch.end["partition"], batch.end["offset"]
+        self._positions[partition] = offset
+        self._made_until[partition] = max(self._read_until, self._made_until.get(partition, 0.0))
+        self._commit([TopicPartition(self._topic, partition, offset, "")])
 
     def close(self) -> None:
         """Leave the brokers; changes that are not committed are delivered again."""
@@ -208,6 +209,8 @@ class KafkaFeed:
 
     def _poll(self, wait_s: float) -> list[Message]:
         """Return the messages that are there, or the first ones that come."""
+        # Of a partition at its end nothing was missing at the last poll, however long ago its last message came.
+        self._made_until |= dict.fromkeys(self._ended - self._waiting.keys(), self._polled_at)
         first = self._ask(lambda: self._consumer.poll(wait_s))
         self._polled_at = time.time()
         if first is None:

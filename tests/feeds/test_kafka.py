@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from contextlib import closing
 from typing import Any
 
@@ -118,6 +119,33 @@ def test_a_follower_may_begin_at_the_end_and_stays_there(broker: Broker, shop: A
     with live(shop) as url, Client(url) as client:
         assert counts(run(broker, topic, client, start="now")) == (1, 0, 0, 0)
         assert in_index(client, [2000, 2001]) == [False, True]
+
+
+def test_a_change_after_a_quiet_time_does_not_make_the_items_old(broker: Broker) -> None:
+    topic = broker.new_topic()
+    for partition in range(4):
+        broker.send(topic, created(row(2000 + partition)), partition=partition)
+    with closing(broker.feed(topic)) as feed:
+
+        def read_to_end() -> None:
+            while not feed.is_at_end:
+                batch = feed.read(0.05)
+                if batch is not None:
+                    feed.commit(batch)
+
+        read_to_end()
+        quiet_until = time.time() + 0.5
+        while time.time() < quiet_until:
+            assert feed.read(0.05) is None
+        broker.send(topic, created(row(2004)), partition=1)
+        batch = None
+        while batch is None:
+            batch = feed.read(0.05)
+        assert feed.complete_until is not None
+        assert feed.complete_until > quiet_until - 0.2  # not when the last change before it came
+        feed.commit(batch)
+        read_to_end()
+        assert feed.complete_until > quiet_until
 
 
 def test_what_is_wrong_with_a_broker_or_a_topic_is_named(broker: Broker) -> None:
