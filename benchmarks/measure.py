@@ -229,10 +229,14 @@ def _schemas(
     seed: Annotated[int, typer.Option(help="The seed of the sample.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="A model's directory; a made tokenizer if absent.")] = None,
     environment: Annotated[Path | None, typer.Option(help="The environment of the peers; .venv-peers if absent.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="An engine; several times for several, all three if absent.")] = None,
+    times: Annotated[bool, typer.Option(help="Whether the row has times; if not, other programs may run beside it.")] = True,
 ) -> None:
     from benchmarks.micro import schemas
 
-    _keep("schemas", schemas.runs(data, 20 if quick else sample, seed, tokenizer, environment, limit_s), as_json, quick)
+    suite = schemas.Suite(data=data, sample=20 if quick else sample, seed=seed)
+    rows = schemas.runs(suite, tokenizer, environment, limit_s, engine or schemas.ENGINES, times)
+    _keep("schemas", rows, as_json, quick, times)
 
 
 def _serve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:

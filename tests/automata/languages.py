@@ -1,6 +1,7 @@
 """Small vocabularies, patterns and views of automata that their tests share."""
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.vocabulary import real_vocabulary
 from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.errors import MissingExtraError
 
 # Letters, pieces of words, the two halves of é and the whole, a token twice, one with an end inside é, and one that is no text.
@@ -56,6 +58,26 @@ def members(automaton: Automaton, sequences: list[tuple[int, ...]]) -> set[tuple
         ends = (states >= 0) & automaton.accepting.has(np.maximum(states, 0))
         found |= {one for one, end in zip(chosen, ends, strict=True) if end}
     return found
+
+
+def edges_of(language: ByteDFA) -> list[tuple[list[tuple[int, int]], bool]]:
+    """Return the edges of a minimal automaton by bytes, and where strings end: the same for the same language."""
+    class_256, indptr, label_E, next_E = language.edges
+    rows: list[list[tuple[int, int]]] = [
+        sorted(
+            (byte, int(next_E[edge]))
+            for edge in range(begin, end)
+            for byte in np.flatnonzero(class_256 == label_E[edge]).tolist()
+        )
+        for begin, end in pairwise(indptr.tolist())
+    ]
+    order, number = [0][: len(rows)], {0: 0}
+    for state in order:
+        for _, to in rows[state]:
+            if to not in number:
+                number[to] = len(order)
+                order.append(to)
+    return [([(byte, number[to]) for byte, to in rows[state]], bool(language.accepting_X[state])) for state in order]
 
 
 def distances(automaton: Automaton) -> np.ndarray:
