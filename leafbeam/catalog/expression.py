@@ -134,7 +134,7 @@ class _Parser:
             return Expression(kind="name", name=token)
         self._take("(", "a rule's name or an opening parenthesis")
         if depth == MAX_DEPTH:
-            raise RequestError(f"an expression of rules may have {MAX_DEPTH} parentheses inside each other, not more")
+            raise RequestError(f"an expression of rules may nest parentheses at most {MAX_DEPTH} deep")
         expression = self._series("or", depth + 1)
         self._take(")", "a closing parenthesis")
         return expression

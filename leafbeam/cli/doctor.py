@@ -52,7 +52,8 @@ def doctor(
     as_json: Annotated[bool, option("--json", "Print one JSON object.")] = False,
     no_test: Annotated[bool, option("--no-self-test", "Do not run the test searches.")] = False,
     run: Annotated[
-        Path | None, option("--run", "A run directory: also show what a server of its model would choose for this machine.")
+        Path | None,
+        option("--run", "A run directory. The settings that a server of its model would choose on this machine are shown too."),
     ] = None,
 ) -> None:
     """Check the installation and the machine, and search on every backend that is installed.

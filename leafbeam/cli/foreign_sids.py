@@ -168,7 +168,7 @@ def read_sids(
         )
     if transposed and ending not in (_ARRAY, *_TORCH, *json_rows.WHOLE):
         raise ArgumentError(
-            f"{path}: --transposed is for matrices alone (.npy, .pt, .json), whose rows may be levels: leave it out"
+            f"{path}: --transposed is only for matrices (.npy, .pt, .json), whose rows may be levels: leave it out"
         )
     if path.is_dir() or ending == ".parquet":
         table = CodesTable.open(path, None, id_column=id_column, sizes_needed=False)
@@ -222,8 +222,8 @@ def _of_matrix(path: Path, array: Any, transposed: bool) -> ForeignSids:
         turned = "without" if transposed else "with"
         raise DataError(
             f"{path} holds {counted(num_items, 'item')} of {counted(num_levels, 'level')}, "
-            f"at most {MAX_LEVELS} are possible: read it {turned} "
-            "--transposed, if its other side are the items"
+            f"but at most {MAX_LEVELS} levels are possible: read it {turned} "
+            f"--transposed if its {'rows' if transposed else 'columns'} are the items"
         )
     turned = f"{counted(num_levels, 'item')} of {counted(num_items, 'level')}"
     note = f"read as {counted(num_items, 'item')} of {counted(num_levels, 'level')}; --transposed reads {turned}"
@@ -264,7 +264,7 @@ def _of_json(path: Path, id_column: str, transposed: bool, packed_sizes: Sequenc
             raise DataError(f"{path}: expected lists of equally many whole numbers from 0, the codes of each item")
         return _of_matrix(path, np.array(rows, np.int64), transposed)
     if transposed:
-        raise ArgumentError(f"{path} holds no lists of codes: --transposed is for matrices alone, whose rows may be levels")
+        raise ArgumentError(f"{path} holds no lists of codes: --transposed is only for matrices, whose rows may be levels")
     if isinstance(content, dict):
         by_id = cast("dict[str, object]", content)
         if packed_sizes and by_id and all(isinstance(value, list) and value and _is_item(value[0]) for value in by_id.values()):
@@ -373,7 +373,7 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
 
 
 def _checked_ids(path: Path, item_ids: list[object], is_text_file: bool) -> NDArray[Any]:
-    """Return ids of one kind as an array. Raises DataError as `read_ids` does, and for an id that is there twice."""
+    """Return ids of one kind as an array. Raises DataError as `read_ids` does, and for an id that occurs twice."""
     try:
         table = pa.table({"item_id": pa.array(item_ids)})
     except UnicodeEncodeError as error:

@@ -54,7 +54,7 @@ class CodesOptions:
         option("--codebook-sizes", "The number of codes of each level.", default="the model's, or from the largest codes"),
     ] = None
     transposed: Annotated[
-        bool, option("--transposed", "Read a matrix of codes as one with a row for each level, not for each item.")
+        bool, option("--transposed", "Read a matrix of codes in which each row is a level and each column an item.")
     ] = False
     delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ","
     encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8"
@@ -92,7 +92,9 @@ class TokenOptions:
     def check(self, model: Path | None, recipe: Recipe) -> None:
         """Raise ArgumentError for options that do not go together."""
         if self.tokens is not None and self.first_token is not None:
-            raise ArgumentError("expected one of --tokens and --first-token: the names of tokens, or where they begin")
+            raise ArgumentError(
+                "pass either --tokens (the names of the tokens) or --first-token (the id of the first one), not both"
+            )
         for name, value in vars(self).items():
             if value is None or (name == "separator" and value == ""):
                 continue
@@ -100,7 +102,7 @@ class TokenOptions:
                 raise ArgumentError(f"--{name.replace('_', '-')} goes with --model")
             if recipe.load is not None:
                 raise ArgumentError(
-                    f"--{name.replace('_', '-')}: this recipe's checkpoint says its tokens: leave the option out"
+                    f"--{name.replace('_', '-')}: a checkpoint of this recipe already names its tokens: leave the option out"
                 )
 
     def of(self, recipe: Recipe) -> "TokenOptions":
@@ -121,7 +123,7 @@ class LogOptions:
     user_column: Annotated[str, option("--user-column", "The column of the user of an interaction.", LOG)] = "user_id"
     time_column: Annotated[str, option("--time-column", "The column of the time of an interaction.", LOG)] = "timestamp"
     time_unit: Annotated[
-        TimeUnit, option("--time-unit", "The unit of times that are given as numbers.", LOG, metavar="s|ms|us|ns")
+        TimeUnit, option("--time-unit", "The unit of times that are written as numbers.", LOG, metavar="s|ms|us|ns")
     ] = "s"
     order: Annotated[
         Order,
@@ -158,7 +160,7 @@ def import_run(
     run: RunOption = DEFAULT_RUN,
     recipe: Annotated[
         RecipeName | None,
-        option("--recipe", "The published recommender whose formats and prompts the files have.", metavar="NAME"),
+        option("--recipe", "The published recommender whose file formats and prompts these files follow.", metavar="NAME"),
     ] = None,
     *,
     codes: CodesOptions,
@@ -277,7 +279,11 @@ def _show_codes(
     counts = (
         (without_sid, "item without a SID left out", "items without a SID left out"),
         (int(shared[shared > 1].sum()), "item shares its SID with another", "items share their SID with another"),
-        (unlike, "item has codes unlike its tokens' numbers", "items have codes unlike their tokens' numbers"),
+        (
+            unlike,
+            "item has codes that differ from the numbers in its tokens",
+            "items have codes that differ from the numbers in their tokens",
+        ),
     )
     if notes := [counted(*count) for count in counts if count[0]]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
@@ -327,12 +333,12 @@ def _load(
         model = recipe.load(directory)
     elif (directory / "leafbeam.json").exists():
         if first_token is not None or tokens.prompt or tokens.separator:
-            raise ArgumentError(f"{directory} has a leafbeam.json, which says its tokens and prompts: leave these options out")
+            raise ArgumentError(f"{directory} has a leafbeam.json, which names its tokens and prompts: leave these options out")
         model = load_model(directory)
     elif first_token is not None:
         sizes = sizes or found.codebook_sizes
         if not sizes or tokens.prompt or tokens.separator:
-            raise ArgumentError("--first-token needs --codebook-sizes, the codes of each level, and has no --prompt of text")
+            raise ArgumentError("--first-token needs --codebook-sizes, and works without --prompt and --separator")
         model = load_model(directory, vocabulary=offset_vocabulary(directory, first_token, sizes))
     elif names:
         if len(names) != num_levels:
@@ -344,8 +350,8 @@ def _load(
             row, level = (int(at[0]) for at in np.nonzero(missing_NL))
             token = names[level].replace("*", str(found.numbers_NL[row, level]))
             raise CodesError(
-                f"the tokenizer of {directory} has no token {token}, of item {short_repr(found.item_ids[row].item())}: are the "
-                "SIDs those that the model was trained on?"
+                f"the tokenizer of {directory} has no token {token}, of item {short_repr(found.item_ids[row].item())}: was "
+                "the model trained on these SIDs?"
             )
         vocabulary = named_vocabulary(directory, codebooks, prompt=prompt, separator=separator, ending=recipe.ending)
         model = load_model(directory, vocabulary=vocabulary)

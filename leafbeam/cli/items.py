@@ -198,7 +198,7 @@ def import_items(
     console.print(f"Read as: {shown}", style="dim", soft_wrap=True, markup=False)
     if nameless:
         shown = (
-            f"Left out: {', '.join(sorted(nameless))}. Such a column has no name in the file, and the catalog does not have it."
+            f"Left out: {', '.join(sorted(nameless))}. The file does not name these columns, so the catalog does not have them."
         )
         console.print(shown, style="yellow", soft_wrap=True, markup=False)
     done(console, f"{counted(counts.inserted, 'item')} added, {counts.updated:,} replaced", since=began)

@@ -238,11 +238,19 @@ class ObjectiveOptions:
     ] = None
     at_most: Annotated[
         list[str] | None,
-        option("--at-most", "The most items with one value of a column; repeatable.", metavar="COLUMN=NUMBER"),
+        option(
+            "--at-most",
+            "The largest number of items in a list that have the same value of a column; repeatable.",
+            metavar="COLUMN=NUMBER",
+        ),
     ] = None
     at_least: Annotated[
         list[str] | None,
-        option("--at-least", "The least items of a rule, if so many are allowed; repeatable.", metavar="RULE=NUMBER"),
+        option(
+            "--at-least",
+            "The number of items of a rule that a list must have, if so many are allowed; repeatable.",
+            metavar="RULE=NUMBER",
+        ),
     ] = None
 
     @property
@@ -261,8 +269,8 @@ PrecisionOption = Annotated[
     Precision,
     option(
         "--precision",
-        "The precision of the layers' matrix products. bfloat16 and int8 are of a CPU, and answer requests only where they are "
-        "faster; fp8 is of a GPU.",
+        "The precision of the layers' matrix products. bfloat16 and int8 run on a CPU, and answer requests only if they are "
+        "faster there; fp8 runs on a GPU.",
         metavar="float32|bfloat16|int8|fp8",
     ),
 ]
@@ -274,7 +282,8 @@ ScoringOption = Annotated[
     Literal["full", "allowed", "vocabulary"],
     option(
         "--scoring",
-        "Take probabilities over all codes of a level (full), over the allowed ones, or over the model's whole vocabulary.",
+        "Compute probabilities over all codes of a level (full), over the allowed ones (allowed), or over the model's whole "
+        "vocabulary (vocabulary).",
         metavar="full|allowed|vocabulary",
     ),
 ]

@@ -65,7 +65,10 @@ class Source:
         check_choice("--format", self.kind, Format)
         check_choice("--split", self.split, SplitBy)
         if self.split == "time" and self.order == "file":
-            raise ArgumentError("--split time needs the times of interactions, and --order file does without them")
+            raise ArgumentError(
+                "--split time needs the times of interactions, which --order file does not read: use --order time, or --split "
+                "user"
+            )
         if self.kind in ("tables", "cornac"):
             return
         if self.items is not None and self.kind == "movielens":
@@ -116,7 +119,7 @@ class Source:
             return train.load_movielens(self.path, k_core=self.k_core)
         is_file = self.path.is_file()
         if self.kind == "cornac" and not is_file:
-            raise DataError(f"{self.path} is not a file: cornac's users, items and ratings are in one")
+            raise DataError(f"{self.path} is not a file: expected the one file in which cornac keeps users, items and ratings")
         return train.load_log(
             None if is_file else self.path,
             interactions=self.path if is_file else None,

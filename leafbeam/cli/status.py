@@ -84,7 +84,7 @@ def _server() -> str | None:
 def top(
     url: Annotated[str, option("--url", "The server's address; its key is read from LEAFBEAM_KEY.")] = "http://127.0.0.1:8000",
     interval: Annotated[float, option("--interval", "The number of seconds between two readings of /metrics.")] = 1.0,
-    once: Annotated[bool, option("--once", "Print the figures of one interval, and end.")] = False,
+    once: Annotated[bool, option("--once", "Print the figures of one interval, and stop.")] = False,
 ) -> None:
     """Watch a server: requests a second, latency, batches, refusals, the catalog's version and changes. Ctrl-C ends it."""
     require("`leafbeam top`", "httpx", "msgspec", "prometheus_client", extra="client")

@@ -140,9 +140,9 @@ def _no_answer(call: Call[Any], fault: Fault, request_id: str, status: int | Non
     message = f"{_name(call)}: the server {fault.message}"
     if fault.code != "unreachable" and call.method != "GET":
         if call.key is not None:
-            message += f"; whether it made the change is not known: the same call with key={call.key!r} makes it once"
+            message += f"; it is not known whether the change was made: the same call with key={call.key!r} makes it only once"
         elif not call.repeatable:
-            message += "; whether it made the change is not known, so it was not sent again"
+            message += "; it is not known whether the change was made, so it was not sent again"
     return NoAnswerError(message, status=status, code=fault.code, request_id=request_id)
 
 

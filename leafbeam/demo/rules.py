@@ -74,7 +74,11 @@ def write_rules(path: Path, items: pa.Table) -> tuple[str, ...]:
     lines = "".join(f'{rule.name} = "{rule.predicate}"\n' for rule in rules)
     boosts = "".join(boost for rule in rules if (boost := _boost(rule)))
     head = "# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.\n"
-    head += f"# A boost is a number for each item, which a request adds to scores.\n[boosts]\n{boosts}\n" if boosts else ""
+    head += (
+        f"# A boost is a number for each item, which a request may add to the item's score.\n[boosts]\n{boosts}\n"
+        if boosts
+        else ""
+    )
     path.write_text(f"{head}[rules]\n{lines}", encoding="utf-8")
     return tuple(rule.name for rule in rules)
 

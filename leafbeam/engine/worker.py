@@ -206,7 +206,7 @@ class Worker(threading.Thread):
                 self._fail(batch, error)
                 continue
             self._counts.add("batch_faults", "split")
-            log.warning("a batch of %d requests is run again in parts: %s", len(batch), error)
+            log.warning("a batch of %d requests failed and is run again in parts: %s", len(batch), error)
             for part in parts:
                 waiting = [pending for pending in part if not pending.is_done]
                 if (error := self._try(waiting)) is not None:

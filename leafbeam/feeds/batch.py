@@ -113,7 +113,7 @@ class SourceColumns:
 
     def __post_init__(self) -> None:
         if self.names is not None and self.item_id in self.names:
-            raise ArgumentError(f"column {self.item_id!r} is that of the ids: leave it out of the others")
+            raise ArgumentError(f"column {self.item_id!r} holds the ids: leave it out of the other columns")
 
     @property
     def all_names(self) -> list[str] | None:

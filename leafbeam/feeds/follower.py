@@ -133,7 +133,7 @@ def _skip(name: str, bad: Mapping[str, str], done: Followed, *, skip_bad: bool) 
         shown = "; ".join(f"{place}: {problem}" for place, problem in list(bad.items())[:3])
         more = f"; and {len(bad) - 3:,} more" if len(bad) > 3 else ""
         raise FeedError(
-            f"{name}: {len(bad):,} of its changes cannot be made, so the batch is not committed: {shown}{more}. Correct the "
+            f"{name}: {len(bad):,} of its changes cannot be applied, so the batch is not committed: {shown}{more}. Correct the "
             "source or the columns to take, or skip bad changes (--skip-bad), which counts them"
         )
     for place, problem in bad.items():

@@ -263,7 +263,7 @@ class KafkaFeed:
         # None if a broker does not answer in time, whatever its types say.
         bounds: Any = self._ask(lambda: self._consumer.get_watermark_offsets(wanted, timeout=self._timeout_s))
         if bounds is None:
-            raise FeedError(f"{self.name}: no broker at {self._servers} told the offsets of partition {partition} in time")
+            raise FeedError(f"{self.name}: no broker at {self._servers} reported the offsets of partition {partition} in time")
         return bounds[0], bounds[1]
 
     def _commit(self, offsets: list[TopicPartition]) -> None:

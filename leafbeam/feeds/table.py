@@ -161,7 +161,9 @@ class TableFeed:
             self._save(found)
         elif found.table_id != table.table_id:
             where = position if isinstance(position, Path) else "what the catalog has followed"
-            raise FeedError(f"{where} is the position of another table than {table.name}: give each table one of its own")
+            raise FeedError(
+                f"{where} is the position of another table, not of {table.name}: give each table its own position file"
+            )
         elif found.columns != self._columns.all_names:  # the numbers of changes are others too
             found = replace(found, columns=self._columns.all_names, whole=True, row=0, key=None, until=None)
         self._position = found

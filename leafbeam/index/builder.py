@@ -82,7 +82,7 @@ class TrieBuilder:
     def add(self, codes: NDArray[np.integer] | Sequence[Sequence[int]], item_ids: ItemIds | None = None) -> None:
         """Add the next rows, in the caller's order.
 
-        After an error the builder is as it was before. `finish` finds ids that are there twice.
+        After an error the builder is as it was before. `finish` finds ids that occur twice.
 
         Args:
             codes: Shape (n, L).

@@ -47,7 +47,7 @@ class FeedStatus(Struct, frozen=True, kw_only=True):
         float | None,
         Meta(description="The age, in seconds, of the oldest change that may be missing; null before the first look."),
     ]
-    error: Annotated[str | None, Meta(description="Why following stopped; it is tried again.")] = None
+    error: Annotated[str | None, Meta(description="The reason why following stopped; it is tried again.")] = None
 
 
 class SnapshotAnswer(Struct, frozen=True, kw_only=True):
@@ -58,5 +58,6 @@ class SnapshotAnswer(Struct, frozen=True, kw_only=True):
     index_version: str
     created: Annotated[str, Meta(description="When, in UTC.")]
     feed: Annotated[
-        dict[str, Any], Meta(description="The position in the followed source with which it goes; empty without a source.")
+        dict[str, Any],
+        Meta(description="The position in the followed source that belongs to the snapshot; empty without a source."),
     ] = {}

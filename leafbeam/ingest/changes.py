@@ -178,7 +178,7 @@ class ChangePlanner:
         if is_live and item.vector is None:
             return None
         if isinstance(encoder, str):
-            return f"it has no codes, and none can be made: {encoder}"
+            return f"it has no codes, and they cannot be computed: {encoder}"
         if item.vector is None:
             return None if encoder.embedder is not None else "it has neither codes nor a vector"
         if len(item.vector) != encoder.num_dims:
@@ -205,7 +205,8 @@ class ChangePlanner:
             missing = [name for name in encoder.columns if name not in group.table.column_names]
             if missing:
                 raise ArgumentError(
-                    f"the table has no column {missing[0]!r}, which the codes of new items are made from: send codes"
+                    f"the table has no column {missing[0]!r}, from which the codes of new items are computed: add it, or send "
+                    "codes"
                 )
             text_nD = encoder.embed(group.table.take(new))
             if unknown := new[~text_nD.any(axis=1)].tolist():

@@ -258,7 +258,8 @@ class Snapshots:
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name) or name.endswith(_PART):
             raise ArgumentError(
-                f"a snapshot's name is a letter or digit and up to 63 letters, digits, -, _ or ., not {name[:80]!r}"
+                "a snapshot's name must begin with a letter or digit, and have at most 63 more letters, digits, -, _ or ., "
+                f"not {name[:80]!r}"
             )
         return self._directory / name
 

@@ -281,8 +281,8 @@ class CatalogWriter:
                     self._reject(requests, error)
                     raise
                 raise LogError(
-                    f"the change is on disk but could not be made ({error}): it will be, before any other; to learn when, send "
-                    "the request again with the same Idempotency-Key"
+                    f"the change is on disk but could not be applied ({error}): it will be applied before any other change; to "
+                    "learn when, send the request again with the same Idempotency-Key"
                 ) from error
 
     def _make_pending(self, requests: RequestLog) -> None:
@@ -300,7 +300,7 @@ class CatalogWriter:
             requests.applied()
         except (LeafbeamError, OSError) as error:
             if not _is_lasting(error):
-                raise LogError(f"a change that is on disk cannot be made ({error}): no other is made before it") from error
+                raise LogError(f"a change that is on disk cannot be applied ({error}): later changes wait for it") from error
             self._reject(requests, error)
 
     def _reject(self, requests: RequestLog, error: Exception) -> None:

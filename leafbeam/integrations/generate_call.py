@@ -146,6 +146,6 @@ def changed_after(processor: object, call: GenerateCall | None, *, if_any: bool 
         return ""
     shown_names = f" ({', '.join(names)})" if names else ""
     return (
-        f"A processor after this one{shown_names} returned NaN, or changed what is excluded: mend it, or put it before "
-        "this one in logits_processor"
+        f"A processor after this one{shown_names} returned NaN, or changed what is excluded: correct it, or put it "
+        "before this one in logits_processor"
     )

@@ -176,11 +176,13 @@ def by_index(choices: object, count: int) -> list[dict[str, object] | InferenceE
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
             raise InferenceError(
                 f"the server's answer has a choice with the index {index!r:.80}: "
-                f"{counted(count, 'prompt was', 'prompts were')} asked"
+                f"{counted(count, 'prompt was', 'prompts were')} sent"
             )
         found[index] = choice
         if index in seen:
-            found[index] = InferenceError(f"the server answered prompt {index} twice: expected once", reason="duplicate")
+            found[index] = InferenceError(
+                f"the server answered prompt {index} twice: expected one answer for each prompt", reason="duplicate"
+            )
         seen.add(index)
     return found
 
@@ -219,7 +221,9 @@ class OpenAIServer(HttpLogprobs):
         options: HttpOptions | None = None,
     ) -> None:
         if num_logprobs < -1 or num_logprobs == 0:
-            raise ArgumentError(f"num_logprobs is {num_logprobs}: expected how many log-probabilities to ask for, -1 for all")
+            raise ArgumentError(
+                f"num_logprobs is {num_logprobs}: expected the number of log-probabilities to ask for, or -1 for all"
+            )
         self.model, self.num_logprobs, self._token_ids = model, num_logprobs, dict(token_ids or {})
         super().__init__(url, options)
 

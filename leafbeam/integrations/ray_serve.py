@@ -151,7 +151,7 @@ class Recommender:
                 raise
             # A replica that fails here would be replaced by one that fails too.
             self._fault = f"{type(error).__name__}: {error}"
-            log.error("the new files cannot be served, the former ones still are: %s", self._fault)
+            log.error("the new files cannot be served, so the former ones are still served: %s", self._fault)
             return
         former, self._served = self._served, _ServedEngine(engine, user_config, self._grace_s)
         self._model, self._fault = (path, model), None

@@ -113,7 +113,7 @@ class RayShards:
         try:
             return ray.get(call, timeout=max(0.0, timeout_s))
         except GetTimeoutError as error:
-            reason = f"it has not answered for {self._timeout_s:g} s: see whether its machine is alive"
+            reason = f"it has not answered for {self._timeout_s:g} s: check whether its machine is up"
             raise self._error(number, reason) from error
         except RayTaskError:
             raise  # the error of a function that the user passed, which is of its class too

@@ -42,7 +42,7 @@ class SglangServer(HttpLogprobs):
         if len(found) != len(queries):
             reason = "duplicate" if len(found) > len(queries) else "missing_answer"
             raise InferenceError(
-                f"the server answered {counted(len(found), 'time')} to {counted(len(queries), 'prompt')}", reason=reason
+                f"the server sent {counted(len(found), 'answer')} to {counted(len(queries), 'prompt')}", reason=reason
             )
         return [_answer(one, query) for one, query in zip(found, queries, strict=True)]
 

@@ -181,7 +181,8 @@ class ShardedIndex:
         for number, (summary, version) in enumerate(zip(summaries, versions, strict=True)):
             if summary.version != version:
                 raise ShardError(
-                    f"shard {number} has version {summary.version} of its index, the manifest {version}: build it again",
+                    f"shard {number} has version {summary.version} of its index, but the manifest names {version}: build it "
+                    "again",
                     shard=number,
                     may_pass=False,
                 )

@@ -85,7 +85,7 @@ class VllmModel:
         """Return what vLLM would refuse, with the whole batch."""
         if len(query.prefix) >= self.max_tokens:
             message = (
-                f"a prompt and its item have {counted(len(query.prefix) + 1, 'token')}: the engine reads {self.max_tokens:,}"
+                f"a prompt and its item have {len(query.prefix) + 1:,} tokens: the engine reads at most {self.max_tokens:,}"
             )
             return InferenceError(message, reason="refused")
         largest = max(max(query.prefix), int(query.tokens_C.max(initial=0)))
@@ -151,7 +151,9 @@ class VllmServer(OpenAIServer):
         options: HttpOptions | None = None,
     ) -> None:
         if max_token_ids < 1:
-            raise ArgumentError(f"max_token_ids is {max_token_ids}: expected how many tokens a request may name, 1 or more")
+            raise ArgumentError(
+                f"max_token_ids is {max_token_ids}: expected the largest number of tokens that a request may name, 1 or more"
+            )
         super().__init__(url, model=model, num_logprobs=1, options=options)
         self.max_tokens = max_token_ids
 
@@ -166,7 +168,7 @@ class VllmServer(OpenAIServer):
         return ""
 
     def _advice(self) -> str:
-        return "the server ignored logprob_token_ids: it must be a vLLM whose /v1/completions has this field"
+        return "the server ignored logprob_token_ids: use a version of vLLM whose /v1/completions has this field"
 
     def _body(self, queries: Sequence[TokenQuery]) -> dict[str, object]:
         tokens = sorted({token for query in queries for token in query.tokens_C.tolist()})

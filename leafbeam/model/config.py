@@ -331,7 +331,9 @@ class EncoderDecoderConfig:
             )
         check_implemented(hf, NEITHER | {"is_encoder_decoder": (True,)})
         if "is_causal" in hf:  # true: of the encoder too; false or null: not even of the decoder
-            raise CheckpointError(f"config.json has is_causal={hf['is_causal']!r}, which leafbeam lacks for a T5: remove it")
+            raise CheckpointError(
+                f"config.json has is_causal={hf['is_causal']!r}, which leafbeam does not support for a T5: remove it"
+            )
         for name, t5_name in _T5_ALIASES.items():
             if name in hf and hf[name] != hf.get(t5_name):
                 raise CheckpointError(f"config.json has {name}={hf[name]!r}, T5's {t5_name}={hf.get(t5_name)!r}: remove {name}")

@@ -177,7 +177,7 @@ class _SidTokens(ABC):
         known = flat[codes + begin_L] == tokens
         if not known.all():
             where = _first(~known)
-            raise CodesError(f"token {tokens[where]} at {where} is not a code of level {where[-1]}: give SID tokens alone")
+            raise CodesError(f"token {tokens[where]} at {where} is not a code of level {where[-1]}: pass only SID tokens")
         return _like(tokens_NL, codes)
 
     def prompts(

@@ -107,7 +107,7 @@ def _open_directory(
         except LockedError as error:
             if changes == "on":
                 raise
-            reason = "another server or command has these items open, one writer at a time: send changes there"
+            reason = "another server or command has these items open, and only one may write: send changes there"
             detail = f"another server or command has {directory} open: send changes there ({error})"
     if changes == "auto":
         log.warning("changes are not taken: %s", detail)

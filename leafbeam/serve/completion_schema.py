@@ -75,16 +75,26 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model: str
     max_tokens: Annotated[
         Int64 | None,
-        Meta(description="The most tokens of a text, its end included. Default 256, or what the model has positions for."),
+        Meta(
+            description="The largest number of tokens of a text, including its end. Default: 256, or as many as fit the model."
+        ),
     ] = None
-    temperature: Annotated[float | None, Meta(description="Default 1; 0 is greedy.")] = None
-    top_p: Annotated[float | None, Meta(description="Draw among the likeliest tokens with this total probability.")] = None
-    top_k: Annotated[Int64 | None, Meta(description="Draw among this many of the likeliest tokens.")] = None
-    seed: Annotated[Int64 | None, Meta(description="The same seed draws the same texts. Default: a new one.")] = None
+    temperature: Annotated[
+        float | None, Meta(description="The temperature of sampling. Default: 1; with 0 the likeliest token is always taken.")
+    ] = None
+    top_p: Annotated[float | None, Meta(description="Sample only among the likeliest tokens with this total probability.")] = (
+        None
+    )
+    top_k: Annotated[Int64 | None, Meta(description="Sample only among this many of the likeliest tokens.")] = None
+    seed: Annotated[
+        Int64 | None, Meta(description="The seed of sampling; the same seed gives the same texts. Default: a new seed.")
+    ] = None
     n: Annotated[
-        Int64 | None, Meta(description="The number of texts for each prompt: drawn, or the best beams. Default 1.")
+        Int64 | None, Meta(description="The number of texts for each prompt: samples, or the best beams. Default: 1.")
     ] = None
-    beam_width: Annotated[Int64 | None, Meta(description="The number of beams of an exact search, instead of drawing.")] = None
+    beam_width: Annotated[Int64 | None, Meta(description="The number of beams of an exact search, in place of sampling.")] = (
+        None
+    )
     stop: Annotated[
         str | list[str] | None, Meta(description="A text ends before the first of these; up to 4, of 1 KB each.")
     ] = None
@@ -256,10 +266,12 @@ class ItemCompletionBody(RequestFields, frozen=True, kw_only=True, forbid_unknow
 
     model: str
     prompt: Annotated[list[Id] | str, Meta(description="The history: item ids, oldest first; empty for none.")]
-    n: Annotated[Int64 | None, Meta(description="The most items to return. Default 1.")] = None
+    n: Annotated[Int64 | None, Meta(description="The largest number of items to return. Default: 1.")] = None
     beam_width: Annotated[Int64 | None, Meta(description="`num_beams` of `/v1/recommend`.")] = None
-    max_tokens: Annotated[Int64 | None, Meta(description="Changes nothing: the number of codes of an item is fixed.")] = None
-    temperature: Annotated[float | None, Meta(description="0 or absent: items are ranked, not drawn.")] = None
+    max_tokens: Annotated[
+        Int64 | None, Meta(description="This field has no effect, because the number of codes of an item is fixed.")
+    ] = None
+    temperature: Annotated[float | None, Meta(description="Must be 0 or absent, because items are ranked, not sampled.")] = None
     stream: bool | None = None
 
     def to_recommend(self) -> RecommendBody:
@@ -292,16 +304,20 @@ class CompletionChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ]
     logprobs: None
     item_id: Annotated[ItemId | None, Meta(description="For items: the id of the item; `text` has it as text.")] = None
-    score: Annotated[float | None, Meta(description="For items: as `scores` of `/v1/recommend`.")] = None
+    score: Annotated[float | None, Meta(description="For items: the score, as in `scores` of `/v1/recommend`.")] = None
 
 
 class SchemaNoteBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A keyword of a JSON Schema that the texts do not hold to in full."""
 
-    treatment: Annotated[str, Meta(description="`ignored`, or `bounded`: some valid texts are not written.")]
+    treatment: Annotated[
+        str, Meta(description="`ignored`: texts need not obey the keyword. `bounded`: some valid texts are never written.")
+    ]
     keyword: Annotated[str, Meta(description="The keyword; empty for a value that the schema does not describe.")]
     pointer: Annotated[str, Meta(description="The JSON pointer of the schema that has it.")]
-    depth: Annotated[int | None, Meta(description="How deeply values nest, or how often a `$ref` is followed.")] = None
+    depth: Annotated[
+        int | None, Meta(description="The depth to which values nest, or the number of times that a `$ref` is followed.")
+    ] = None
 
 
 _Notes = Annotated[

@@ -108,7 +108,9 @@ def catalog_error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, DataError | LogError | OSError) and not isinstance(error, AttributesError):
         unavailable = _unavailable_error(request, error)
         is_locked = isinstance(error, LockedError)
-        error = LockedError("another program writes these items, one writer at a time: wait") if is_locked else unavailable
+        error = (
+            LockedError("another program is writing these items, and only one may write: wait") if is_locked else unavailable
+        )
     return error_response(request, error)
 
 

@@ -41,7 +41,7 @@ class ItemSearchRoute:
         if unknown := sorted(set(values) - _PARAMETERS):
             raise BodyError(f"there is no parameter {unknown[0][:80]!r}: expected {', '.join(sorted(_PARAMETERS))}")
         if doubled := [name for name in ("query", "limit", "filter") if len(values.getlist(name)) > 1]:
-            raise BodyError(f"{doubled[0]} is there twice: send it once")
+            raise BodyError(f"{doubled[0]} occurs twice: send it once")
         query, names, limit = values.get("query", ""), values.getlist("rule"), _limit_of(values.get("limit", "20"))
         if len(query) > MAX_CHARACTERS or "\0" in query:
             raise BodyError(f"query may have up to {MAX_CHARACTERS} characters, none of them NUL")

@@ -58,8 +58,8 @@ _KEY_SCHEME = "key"
 _BEARER = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A key of `leafbeam keys add`, where the server has keys (`--keys`). A route names the scope that it needs; "
-    "`write` may do what `read` may, and `admin` everything.",
+    "description": "A key made by `leafbeam keys add`, if the server has keys (`--keys`). Each route names the scope that it "
+    "needs; `write` includes `read`, and `admin` includes everything.",
 }
 
 

@@ -55,7 +55,7 @@ _SEARCH = tuple(
 )
 _ACCESS = {
     "401": "The server requires a key, and this one is missing or unknown",
-    "403": "This key may not do this, or the request comes from an address that may not",
+    "403": "The scope of this key does not cover the request, or the request comes from an address that may not send it",
 }
 _ASKED = _ACCESS | {
     "400": "The body is not JSON, or the request is not HTTP/1.1",
@@ -77,7 +77,7 @@ _CHANGED = _ASKED | {
     "503": "The table of items or the disk cannot be written now",
 }
 _SEARCHED = {status: text for status, text in _CHANGED.items() if status not in ("409", "415")}
-_READ = _ACCESS | {"429": "This key has sent more requests than it may: try again after `Retry-After` seconds"}
+_READ = _ACCESS | {"429": "This key has used up its rate of requests: try again after `Retry-After` seconds"}
 _COMPLETED = _ASKED | {"404": "There is no such model"}
 FAILURES = _ASKED
 

@@ -336,7 +336,7 @@ def serve(
         LeafbeamError: What Engine.load, LiveDirectory.open and Server raise.
     """
     if (model is None) != (catalog is None):
-        raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
+        raise ArgumentError("pass both a model and a catalog, or None for both to serve only texts")
     if changes is not None and not isinstance(catalog, CatalogFiles):
         raise ArgumentError("changes need the catalog's files: pass the catalog as CatalogFiles")
     config = config or ServerConfig()

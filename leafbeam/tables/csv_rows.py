@@ -95,7 +95,7 @@ def read_csv(
 
     Raises:
         DataError: For a quote that does not close, text after a closing quote, rows of another length, another encoding, a
-            name of a column that is there twice.
+            name of a column that occurs twice.
     """
     form = form or CsvFormat()
     header = _check(path, form)

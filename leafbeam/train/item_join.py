@@ -56,8 +56,9 @@ def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
     ids = numpy_ids(items["item_id"])
     if ids.dtype.kind != log.item_ids.dtype.kind:
         raise DataError(
-            f"item ids are like {log.item_ids[0].item()!r} in the log and {ids[0].item()!r} in the run: expected one type; "
-            "--text-ids reads all as text"
+            f"item ids look like {log.item_ids[0].item()!r} in the log and {ids[0].item()!r} in the run: expected the same "
+            "type in "
+            "both; --text-ids reads all ids as text"
         )
     rows_N = rows_among(log.item_ids, ids)
     items_E = rows_N[log.histories.items_E]
@@ -66,7 +67,7 @@ def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
         missing_N = occurs_N & (rows_N < 0)
         raise DataError(
             f"{counted(missing_N.sum(), 'item of the log has', 'items of the log have')} no Semantic ID, the first is "
-            f"{log.item_ids[missing_N.argmax()].item()!r}: give each one, or take its rows out of the log"
+            f"{log.item_ids[missing_N.argmax()].item()!r}: give each of them one, or remove their rows from the log"
         )
     histories = Histories(indptr_U1=log.histories.indptr_U1, items_E=items_E.astype(np.int32), times_E=log.histories.times_E)
     return replace(log, item_ids=ids, items=items, histories=histories, report=replace(log.report, items=len(ids)))

@@ -91,9 +91,9 @@ def test_a_file_has_rules_and_boosts(tmp_path):
     [
         ("[rules]\nnew = 'true'\n[boosts]\nnew = '1'", "both a rule and a boost 'new'"),
         ("[boosts]\nnew = { where = 'true' }", "boost 'new' has to be an expression, .* but it has 'where' too"),
-        ("[boosts]\nnew = 3", "boost 'new' has to be the text of an SQL expression, not 3"),
-        ("[boosts]\nnew = ''", "boost 'new' has to be the text of an SQL expression"),
-        ("[boosts]\n9 = '1'", "a boost's name is a letter"),
+        ("[boosts]\nnew = 3", "boost 'new' must be an SQL expression as text, not 3"),
+        ("[boosts]\nnew = ''", "boost 'new' must be an SQL expression as text"),
+        ("[boosts]\n9 = '1'", "a boost's name must begin with a letter"),
         ("[boost]\nnew = '1'", "it holds: boost"),
         ("boosts = 3", "it holds: boosts"),
     ],
@@ -140,7 +140,9 @@ def test_a_boost_can_be_added_replaced_and_removed(catalog):
     catalog.remove_boost("new")
     with pytest.raises(UnknownBoostError, match=r"unknown boost 'new'; the boosts .* are: margin, relative, scarce"):
         catalog.rules.boost("new")
-    with pytest.raises(UnknownBoostError, match="no boost 'new' to remove: margin, scarce, relative"):
+    with pytest.raises(
+        UnknownBoostError, match="no boost 'new' to remove; the boosts of this catalog are: margin, scarce, relative"
+    ):
         catalog.remove_boost("new")
 
 

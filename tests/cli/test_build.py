@@ -326,7 +326,7 @@ def test_a_catalog_that_is_written_anew_does_not_stay_beside_changes_without_the
         sids = SidTable.load(run.sids)
         SidTable(item_ids=sids.item_ids, codes=sids.codes[::-1], codebook_sizes=sids.codebook_sizes).save(run.sids)
     built = flat(succeed("build", "--run", run.path, *(["--force"] if how == "--force" else [])))
-    assert "live.1 has the items and rules that came since the last build" in built
+    assert "live.1 holds the items and rules that were added after the last build" in built
     assert "10 items" in built
     succeed("items", "import", tmp_path / "new.jsonl", "--run", run.path)
     assert "rule cheap: 5 items" in succeed("build", "--run", run.path, "--rule", "cheap=price < 3")  # 0, 1, 2, new and 9

@@ -190,7 +190,7 @@ def test_more_levels_than_possible_are_refused_with_the_option(tmp_path: Path, f
 @pytest.mark.parametrize("form", [tensors, by_item, lines, csv, parquet])
 def test_only_a_matrix_can_be_turned(tmp_path: Path, form: Writer) -> None:
     """S2"""
-    with pytest.raises(ArgumentError, match="--transposed is for matrices alone"):
+    with pytest.raises(ArgumentError, match="--transposed is only for matrices"):
         read_sids(form(tmp_path, codes_of((4, 4), 5)), transposed=True)
 
 

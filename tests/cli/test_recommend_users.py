@@ -52,8 +52,8 @@ def test_columns_of_users_may_have_any_name(run: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--users", "u.parquet"), "--users and --out go together"),
-        (("--out", "o", "--history", "a"), "--users and --out go together"),
+        (("--users", "u.parquet"), "pass both --users"),
+        (("--out", "o", "--history", "a"), "pass both --users"),
         (("--users", "u.parquet", "--out", "o", "--user", "b"), "or --users TABLE"),
         (("--users", "u.parquet", "--out", "o", "--deny", "b"), "not with --users"),
         (("--user", "b", "--ray"), "go with --users"),

@@ -40,7 +40,7 @@ def test_a_linked_file_is_refused_and_what_it_points_to_stays(shop: Path, victim
     before = victim.read_bytes()
     (shop / name).unlink()
     link(victim, shop / name)
-    with pytest.raises(LogError, match=f"{name} is not a regular file with one name"):
+    with pytest.raises(LogError, match=f"{name} must be a regular file with only one name"):
         LiveIndex.open(shop)
     assert victim.read_bytes() == before
     with LiveIndex.open(shop, read_only=True) as reader:

@@ -30,7 +30,7 @@ def check_implemented(hf: Fields, implemented: Mapping[str, tuple[object, ...]],
     """Raise CheckpointError unless these fields of config.json are missing, null, or have one of these values."""
     for name, values in implemented.items():
         if hf.get(name) not in (None, *values):
-            raise CheckpointError(f"{where} has {name}={hf[name]!r}, which leafbeam lacks: use a model without it")
+            raise CheckpointError(f"{where} has {name}={hf[name]!r}, which leafbeam does not support: use a model without it")
 
 
 def read_sizes(hf: Fields, defaults: Fields, *, activation: str = "hidden_act") -> Values:
@@ -59,7 +59,7 @@ def read_activation(hf: Fields, name: str, default: str) -> str:
     value = hf.get(name, default)
     if not isinstance(value, str) or value not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise CheckpointError(f"config.json has {name}={value!r}, which leafbeam lacks: it implements {known}")
+        raise CheckpointError(f"config.json has {name}={value!r}, which leafbeam does not support: it implements {known}")
     return _ACTIVATIONS[value]
 
 
