@@ -104,3 +104,21 @@ def same(first: Automaton, second: Automaton) -> None:
     origins = np.repeat(states, np.diff(pointer))
     assert np.array_equal(first.step(origins, codes), second.step(origins, codes))
     assert np.array_equal(first.masks(states), second.masks(states))
+
+
+def walked(language: ByteDFA, rng: np.random.Generator) -> str | None:
+    """A random text of a language, None for one that does not end soon."""
+    class_256, indptr, label_E, next_E = language.edges
+    state, text = 0, bytearray()
+    while len(text) < 400:
+        edges = range(indptr[state], indptr[state + 1])
+        if language.accepting_X[state] and (not edges or rng.random() < 0.5):
+            return text.decode()
+        candidates = [
+            (byte, int(next_E[edge])) for edge in edges for byte in np.flatnonzero(class_256 == label_E[edge]).tolist()
+        ]
+        closing = [pair for pair in candidates if pair[0] in b'"]}'] if len(text) > 40 or rng.random() < 0.3 else []
+        plain = [pair for pair in candidates if 32 <= pair[0] < 127]
+        byte, state = (closing or plain or candidates)[rng.integers(len(closing or plain or candidates))]
+        text.append(byte)
+    return None

@@ -12,7 +12,7 @@ from leafbeam.catalog.definitions import MAX_GROUPS
 from leafbeam.errors import DataError, RuleError, UnknownBoostError, UnknownColumnError, UnknownRuleError
 from leafbeam.index import ItemColumn, Trie
 from leafbeam.live import CompactionPolicy, LiveIndex
-from tests.catalog.shop import IDS, TRIE, change, items
+from tests.catalog.shop import IDS, TRIE, change, groups, items, numbers
 
 BOOSTS = {
     "margin": {"expression": "price / 10"},
@@ -23,24 +23,6 @@ BOOSTS = {
 
 def branded() -> pa.Table:
     return items().append_column("brand", [[None if i % 7 == 0 else f"brand {i % 5}" for i in range(len(IDS))]])
-
-
-def numbers(catalog: Catalog, column: ItemColumn) -> dict[str, float]:
-    """The number of each live item by its id."""
-    version = catalog.rules.version
-    assert column.index.identity == version.identity
-    ids = version.all_items.item_ids()
-    segment_n, row_n = version.locate(ids)
-    found = [
-        column.at(version.segments[segment].trie.items.ordinal_N[[row]].astype(np.int64), segment)[0]
-        for segment, row in zip(segment_n, row_n, strict=True)
-    ]
-    return dict(zip(ids.tolist(), np.array(found).tolist(), strict=True))
-
-
-def groups(catalog: Catalog, column: str) -> dict[str, str | None]:
-    names = [*catalog.rules.group_names(column), None]
-    return {item_id: names[int(number)] for item_id, number in numbers(catalog, catalog.rules.groups(column)).items()}
 
 
 @pytest.fixture

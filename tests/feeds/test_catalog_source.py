@@ -1,11 +1,8 @@
 """Servers whose items follow a source: each by itself, with its position on disk beside the changes."""
 
 import re
-import shutil
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +21,19 @@ from leafbeam.ingest.request_log import RequestLog
 from leafbeam.serve.feed_config import FeedConfig
 from tests.feeds.broker import FAST, Broker, created, deleted, updated
 from tests.feeds.crashes import Killed, Point
+from tests.feeds.followers import copy_of, row, wait_for
 from tests.serve.running import opened, serving
 
 PROPERTIES = tuple(f"{name}={value}" for name, value in FAST.items())
-
-
-def row(item: int, price: float = 1.0, **more: Any) -> dict[str, Any]:
-    return {"item_id": item, "codes": [item % 8, item % 16], "title": f"new {item}", "price": price, "stock": 1} | more
 
 
 def config(broker: Broker, topic: str, **options: Any) -> FeedConfig:
     return FeedConfig(kafka=topic, servers=broker.address, properties=PROPERTIES, **options)
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    give_up = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
-    return found
-
-
 def contents(client: httpx.Client, ids: range) -> dict[Any, Any]:
     with Client(str(client.base_url)) as asking:
         return {item.item_id: item.attributes for item in asking.find_items(item_ids=ids).items if item.in_index}
-
-
-def copy_of(shop: Any, name: str) -> Any:
-    """The run of another server of the same shop, without its changes."""
-    directory = shop.directory.parent / f"{shop.directory.name}-{name}"
-    shutil.copytree(shop.directory, directory, ignore=shutil.ignore_patterns("live"))
-    return replace(shop, directory=directory)
 
 
 def test_servers_follow_one_topic_and_a_new_one_begins_with_a_snapshot(broker: Broker, shop: Any) -> None:

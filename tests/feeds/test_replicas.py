@@ -21,7 +21,7 @@ pytest.importorskip("deltalake")
 
 from leafbeam.client import Client
 from tests.feeds.broker import FAST, Broker, created, deleted
-from tests.feeds.test_catalog_source import copy_of, row, wait_for
+from tests.feeds.followers import copy_of, row, wait_for
 from tests.fixtures.lakes import DeltaFiles
 from tests.serve.running import PATIENCE
 
