@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +77,9 @@ class Request:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, read(name, value))
-        rules: Any = self.rules
-        names: tuple[Any, ...] = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else (None,)
+        rules = cast("object", self.rules)
+        is_list = isinstance(rules, Iterable) and not isinstance(rules, str)
+        names = tuple(cast("Iterable[object]", rules)) if is_list else (None,)
         if not all(isinstance(name, str) for name in names):
             raise RequestError(f"rules must be a list of rule names, not {short_repr(rules)}")
         object.__setattr__(self, "rules", names)
@@ -268,7 +269,7 @@ class PendingRequest:
     channel: Channel = "model"
     history: tuple[ItemId, ...] = ()
     objectives: Objectives = field(default_factory=Objectives)
-    decoders: Sequence[Any] = ()
+    decoders: Sequence[object] = ()
     reads_user: bool = False
     future: "Future[Result]" = field(default_factory=Future)
 
@@ -349,30 +350,29 @@ def _positive(name: str, value: object) -> int:
 
 
 def _weights(name: str, values: object) -> Mapping[str, float]:
-    return _numbers(name, values, "a finite number", lambda value: isinstance(value, int | float) and abs(value) < 1e6)
+    return _numbers(name, values, "a finite number", lambda value: abs(value) < 1e6)
 
 
-def _counts(name: str, values: object) -> Mapping[str, int]:
+def _counts(name: str, values: object) -> Mapping[str, float]:
     return _numbers(name, values, "an integer of at least 1", lambda value: isinstance(value, int) and value >= 1)
 
 
-def _numbers(name: str, values: object, expected: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
+def _numbers(name: str, values: object, expected: str, is_valid: Callable[[float], bool]) -> Mapping[str, float]:
     """Return a mapping of names to numbers. Raises RequestError, which says what was expected of a number."""
     if not isinstance(values, Mapping):
         raise RequestError(f"{name} must map names to numbers, not {short_repr(values)}")
-    given: Mapping[Any, Any] = values
-    found: dict[str, Any] = {}
-    for key, value in given.items():
+    numbers: dict[str, float] = {}
+    for key, value in cast("Mapping[object, object]", values).items():
         number = value.item() if isinstance(value, np.generic) else value
         if not isinstance(key, str):
             raise RequestError(f"{name} must map names, as text, to numbers, not {short_repr(key)}")
-        if isinstance(number, bool) or not is_valid(number):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not is_valid(number):
             raise RequestError(f"{name} of {short_repr(key)} must be {expected}, not {short_repr(value)}")
-        found[key] = number
-    return found
+        numbers[key] = number
+    return numbers
 
 
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+_READERS: Mapping[str, Callable[[str, object], object]] = {
     "history": _item_ids,
     "deny_item_ids": _item_ids,
     "num_items": _positive,

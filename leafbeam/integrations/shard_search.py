@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,13 @@ from leafbeam.decode.results import DenyLists, SearchResult, ranked_items, ranks
 from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError, ShardError, check_whole, short_repr
 from leafbeam.index import ItemColumn
 from leafbeam.index.items import ItemIds
-from leafbeam.integrations.shard import ShardBatch, ShardBeams, ShardItems, ShardRoots, ShardRows
+from leafbeam.integrations.shard import Shard, ShardBatch, ShardBeams, ShardRoots, ShardRows
 from leafbeam.integrations.shards import BoostHandle, FilterHandle, ShardedIndex
 from leafbeam.ops.backend import BoundIndex
 from leafbeam.ops.constrain import Beams, Boosts, HostBeams, Scoring
+
+Element = TypeVar("Element", bound=np.generic)
+Handle = FilterHandle | BoostHandle
 
 
 class _Session:
@@ -96,7 +99,7 @@ class _Session:
                 logits_nV=logits_nV,
             )
             arguments[shard], rows_of[shard] = (self._name, level, sent, num_beams, scoring), rows
-        answers: dict[int, ShardBeams] = self._index.call("step", arguments)
+        answers = self._index.call(Shard.step, arguments)
         parents = {shard: beam_n[rows_of[shard][found.row_m]] for shard, found in answers.items()}
         return _best(answers, parents, self._index.offsets_S, (len(beams.scores), num_beams))
 
@@ -118,14 +121,16 @@ class _Session:
             leaves, scores = leaf_n[rows] - self._index.offsets_S[shard], scores_BK[request_n[rows], slot_n[rows]]
             arguments[shard] = self._name, request_n[rows], leaves, scores, max_items
             rows_of.append(rows)
-        answers: list[ShardItems] = list(self._index.call("items", arguments).values()) if arguments else []
+        answers = list(self._index.call(Shard.items, arguments).values()) if arguments else []
         codes_nL = np.zeros((len(leaf_n), self._index.num_levels), np.int64)
         for rows, found in zip(rows_of, answers, strict=True):
             codes_nL[rows] = found.codes_nL
         row_i = _joined([np.repeat(rows, found.count_n) for rows, found in zip(rows_of, answers, strict=True)], np.int64)
         ids_i = _joined([found.item_ids_i for found in answers], np.int64)
         scores_i = _joined([found.scores_i for found in answers], np.float32)
-        boosts_i = None if boosts is None else _joined([found.boosts_i for found in answers], np.float32)
+        boosts_i = (
+            None if boosts is None else _joined([found.boosts_i for found in answers if found.boosts_i is not None], np.float32)
+        )
         # Best first; items of equal scores are in the order of their leaves.
         order_i = np.lexsort((row_i,) if boosts_i is None else (row_i, -scores_i, request_n[row_i]))
         request_i = request_n[row_i[order_i]]
@@ -236,21 +241,35 @@ class ShardedSearch:
         raise AssertionError
 
     def _run(
-        self, session: _Session, step_fn: StepFn, batch_size: int, *, widths: Widths | None, **options: Any
+        self,
+        session: _Session,
+        step_fn: StepFn,
+        batch_size: int,
+        *,
+        more_fn: MoreFn | None,
+        num_items: int | Sequence[int] | None,
+        widths: Widths | None,
     ) -> SearchResult:
         config = self.config
         if widths is None and self._max_rows is not None:
             guesses = [first_width(share, self._num_items, config.scoring) for share in session.shares]
             widths = [(guess,) * (config.num_rounds - 1) for guess in guesses]
-        options["widths"] = widths
         search = _SessionSearch(self.index, config, session, num_items=self._num_items, max_rows=self._max_rows)
-        filters: object = session.filters
-        return search.run(step_fn, batch_size, filters, boosts=session.boosts, **options)
+        return search.run(
+            step_fn,
+            batch_size,
+            session.filters,
+            boosts=session.boosts,
+            more_fn=more_fn,
+            num_items=num_items,
+            widths=widths,
+        )
 
-    def _names(self, name: str, handles: Any, kind: type, batch_size: int) -> tuple[str | None, ...]:
+    def _names(
+        self, name: str, given: Handle | Sequence[Handle | None] | None, kind: type[Handle], batch_size: int
+    ) -> tuple[str | None, ...]:
         """Return the names of the requests' filters or boosts."""
-        if not isinstance(handles, Sequence):
-            handles = [handles] * batch_size
+        handles = given if isinstance(given, Sequence) else [given] * batch_size
         check_length(name, handles, batch_size)
         for number, handle in enumerate(handles):
             if handle is not None and not isinstance(handle, kind):
@@ -324,7 +343,7 @@ def _best(
     return Beams(scores=scores, parent=parent, code=code, lo=lo[None], hi=hi[None], num_valid=num_valid_B)
 
 
-def _joined(parts: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
+def _joined(parts: Sequence[NDArray[Element]], dtype: type[Element]) -> NDArray[Element]:
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 

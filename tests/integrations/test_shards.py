@@ -119,8 +119,8 @@ class MortalShards(LocalShards):
         self._files = [directory / shard.file for shard in ShardManifest.load(directory).shards]
         super().__init__(list(map(Shard, self._files)))
 
-    def call(self, method: str, arguments: Any) -> dict[int, Any]:
-        if self.before and method == self.before[0] and self._dies in arguments:
+    def call(self, method: Any, arguments: Any) -> dict[int, Any]:
+        if self.before and method.__name__ == self.before[0] and self._dies in arguments:
             self.before.pop(0)
             self.deaths += 1
             self._shards[self._dies] = Shard(self._files[self._dies])

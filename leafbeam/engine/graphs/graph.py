@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -24,6 +24,9 @@ from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.attention.types import Attention
 from leafbeam.ops.constrain import Scoring
+
+if TYPE_CHECKING:  # needs Triton
+    from leafbeam.ops.constrain.triton.step import VersionArrays
 
 log = logging.getLogger("leafbeam.engine")
 
@@ -114,7 +117,7 @@ class Graphs:
         self._buckets = sorted(buckets, key=_priority, reverse=True)
         self._capturer, self._max_bytes = capturer, max_bytes
         self._lock = threading.Condition()
-        self._prepared: tuple[Version, Any] | None = None  # arrays to copy when no batch runs
+        self._prepared: tuple[Version, VersionArrays] | None = None  # arrays to copy when no batch runs
         self._preparing: Version | None = None
         self._failed: Version | None = None
         self._captured: _Captured | None = self._capture_all(version)
@@ -230,7 +233,7 @@ class Graphs:
                     self._preparing, self._captured = None, again or self._captured
                 self._lock.notify_all()
 
-    def _prepare(self, captured: _Captured, version: Version) -> tuple[Version, Any] | None:
+    def _prepare(self, captured: _Captured, version: Version) -> "tuple[Version, VersionArrays] | None":
         """A version's arrays on the device; None where they do not fit over the present ones, whose graphs are then freed."""
         arrays = captured.index.prepare(version)
         captured.capturer.wait()
