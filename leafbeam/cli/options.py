@@ -84,7 +84,9 @@ def check_plot(path: Path) -> None:
         raise ArgumentError(f"--plot {path}: the directory {path.parent} does not exist")
 
 
-def option(flags: str, text: str, group: str | None = None, *, default: str | None = None, metavar: str | None = None) -> Any:
+def option(
+    flags: str, text: str, group: str | None = None, *, default: str | None = None, metavar: str | None = None
+) -> object:
     """Return an option of a command.
 
     flags: its names with spaces between them. text: its help. group: its panel in `--help`, None the first. default: in words,
@@ -94,7 +96,7 @@ def option(flags: str, text: str, group: str | None = None, *, default: str | No
     return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar)
 
 
-def with_options(*groups: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the fields of dataclasses as options, and pass it the dataclasses as its last arguments.
 
     Args:
@@ -115,7 +117,7 @@ def with_options(*groups: Any) -> Callable[[Callable[..., None]], Callable[..., 
             for field in fields(group)
         ]
 
-        def run(**values: Any) -> None:
+        def run(**values: object) -> None:
             options = {
                 parameter.name: group(**{field.name: values.pop(field.name) for field in fields(group)})
                 for parameter, group in zip(last, groups, strict=True)
@@ -195,7 +197,7 @@ def _is_stated(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _setting_option(flag: str, setting: Setting) -> Any:
+def _setting_option(flag: str, setting: Setting) -> object:
     flags = f"{flag}/ " if setting.kind is bool else flag  # so that typer adds no second flag that turns it off
     return option(flags.strip(), setting.meaning, metavar="NAME" if get_origin(setting.kind) is Literal else None)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 from leafbeam import engine, ingest, semid, tables, train
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 # In JSON; other fields are like their defaults.
-_KINDS: dict[str, Any] = {"path": str | None, "text_columns": (list, type(None))}
+_KINDS: dict[str, UnionType | tuple[type, ...]] = {"path": str | None, "text_columns": (list, type(None))}
 _PATHS = ("path", "items", "listed")
 _COLUMNS = ("user_column", "item_column", "time_column", "id_column")
 

@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -71,7 +71,7 @@ def document_of(
     learns: bool = True,
     has_users: bool = True,
     has_keys: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the OpenAPI 3.1 document of the routes that this server answers.
 
     Args:
@@ -85,7 +85,7 @@ def document_of(
     parts = {"items": limits is not None, "texts": has_text, "all": True}
     parts |= {"catalog": parts["items"] and has_catalog, "learn": parts["items"] and learns, "users": has_users}
     bodies = {"CompletionBody": has_text, "ItemCompletionBody": parts["items"]}
-    paths: dict[str, Any] = {}
+    paths: dict[str, dict[str, object]] = {}
     for operation in OPERATIONS:
         if parts[operation.part]:
             methods = paths.setdefault(operation.path, {})
@@ -105,7 +105,7 @@ def document_of(
     }
 
 
-def _described(operation: Operation, bodies: Mapping[str, bool], *, has_keys: bool) -> dict[str, Any]:
+def _described(operation: Operation, bodies: Mapping[str, bool], *, has_keys: bool) -> dict[str, object]:
     """Return an operation as the document has it. bodies: whether this server takes a schema, where not all do."""
     values = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

@@ -106,7 +106,7 @@ def test_offsets_of_levels_are_recognised_and_said(tmp_path: Path, form: Writer,
     table, shown = imported(tmp_path, form(tmp_path, codes + 32 * np.arange(4)), *words)
     assert table.codes[np.argsort(table.item_ids.astype(np.int64))].tolist() == codes.tolist()
     assert table.codebook_sizes == (32, 32, 32, 32)
-    assert "codes are read less 0, 32, 64, 96, the offsets of their levels" in shown
+    assert "codes are read without the offsets of their levels: 0, 32, 64, 96" in shown
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_other_offsets_are_recognised(
     table, shown = imported(tmp_path, npy(tmp_path, codes + np.array(offsets)), *words)
     assert table.codes.tolist() == codes.tolist()
     assert table.codebook_sizes == expected
-    assert "the offsets of their levels" in shown
+    assert "without the offsets of their levels" in shown
 
 
 def test_few_items_with_offsets_need_the_codebook_sizes(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_ids_of_json_and_tensors_are_checked_as_those_of_tables(tmp_path: Path, 
 def test_keys_of_json_that_differ_in_blanks_alone_are_one_item(tmp_path: Path, other: str) -> None:
     """D8: as in CSV."""
     (tmp_path / "x.json").write_text(json.dumps({"a": [0, 1], other: [1, 1]}))
-    with pytest.raises(DataError, match="is there before, with other blanks around it: keep one"):
+    with pytest.raises(DataError, match="occurs twice, with different blanks around it: keep one"):
         read_sids(tmp_path / "x.json")
     (tmp_path / "x.json").write_text(json.dumps({other: [1, 1]}))
     assert read_sids(tmp_path / "x.json").item_ids.tolist() == ["a"]
