@@ -164,7 +164,7 @@ def _check(search: SearchOptions, draw: SamplingOptions) -> None:
     if draw.temperature is not None and num_beams != 1:
         raise ArgumentError("--temperature samples and --beams searches: pass only one of them")
     if draw.temperature is None and not 1 <= num_texts <= num_beams:
-        raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; or --temperature, to draw them")
+        raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; pass --temperature to sample more")
 
 
 def _stream(

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_origin
@@ -85,15 +85,21 @@ def check_plot(path: Path) -> None:
 
 
 def option(
-    flags: str, text: str, group: str | None = None, *, default: str | None = None, metavar: str | None = None
+    flags: str,
+    text: str,
+    group: str | None = None,
+    *,
+    default: str | None = None,
+    metavar: str | None = None,
+    hidden: bool = False,
 ) -> object:
     """Return an option of a command.
 
     flags: its names with spaces between them. text: its help. group: its panel in `--help`, None the first. default: in words,
-    where the value in the code (None) says nothing.
+    where the value in the code (None) says nothing. hidden: whether `--help` leaves it out.
     """
     shown = default or True
-    return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar)
+    return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar, hidden=hidden)
 
 
 def with_options(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -145,12 +151,15 @@ def delimiter_of(text: str) -> str:
     return "\t" if text == "tab" else text
 
 
-def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(
+    config: type, names: Mapping[str, str], hidden: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command options for settings of a config, and pass it the config with the values of all options.
 
     Args:
         config: The class of the config, as for `load_config`.
         names: The flag of each setting that gets an option of its own, by the setting's name.
+        hidden: The flags that `--help` leaves out, because few people set them.
 
     Returns:
         A decorator of a command whose last argument gets the config. It also gives the command --config, --set and
@@ -162,7 +171,7 @@ def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[
             name.replace(".", "__"),
             inspect.Parameter.KEYWORD_ONLY,
             default=settings[name].default,
-            annotation=Annotated[settings[name].kind, _setting_option(flag, settings[name])],
+            annotation=Annotated[settings[name].kind, _setting_option(flag, settings[name], hidden=flag in hidden)],
         )
         for name, flag in names.items()
     ]
@@ -197,9 +206,10 @@ def _is_stated(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _setting_option(flag: str, setting: Setting) -> object:
+def _setting_option(flag: str, setting: Setting, *, hidden: bool) -> object:
     flags = f"{flag}/ " if setting.kind is bool else flag  # so that typer adds no second flag that turns it off
-    return option(flags.strip(), setting.meaning, metavar="NAME" if get_origin(setting.kind) is Literal else None)
+    metavar = "NAME" if get_origin(setting.kind) is Literal else None
+    return option(flags.strip(), setting.meaning, metavar=metavar, hidden=hidden)
 
 
 def split_names(text: str) -> tuple[str, ...]:

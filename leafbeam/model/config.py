@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from sys import float_info
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Literal, TypeVar
 
 from leafbeam.errors import ArgumentError, CheckpointError, check_choice, counted
 from leafbeam.json_reader import Json
@@ -361,10 +362,10 @@ class EncoderDecoderConfig:
         return _config_from(cls, values, required, renamed)
 
 
-def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
+def _check_fields(config: "ModelConfig | EncoderDecoderConfig", may_be_zero: Collection[str]) -> None:
     """ArgumentError unless the fields have their types, and numbers are above 0 (some may be 0) and not absurd."""
-    types: dict[Any, Any] = {int: int, float: int | float, bool: bool}
-    tuples: dict[Any, Any] = {tuple[int, ...]: int, tuple[float, ...]: int | float}
+    types: dict[object, type | UnionType] = {int: int, float: int | float, bool: bool}
+    tuples: dict[object, type | UnionType] = {tuple[int, ...]: int, tuple[float, ...]: int | float}
     for field in fields(config):
         value = getattr(config, field.name)
         if field.type in tuples:

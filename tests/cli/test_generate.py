@@ -115,7 +115,7 @@ def test_a_streamed_text_is_the_text(model_dir: Path):
         (("--regex", "a", "--max-tokens", 0), "max_tokens"),
         (("--regex", "a", "--top-k", 2), "go with --temperature"),
         (("--regex", "a", "--temperature", 0), "temperature is 0"),
-        (("--regex", "a", "--temperature", 1, "--beams", 2), "name one of them"),
+        (("--regex", "a", "--temperature", 1, "--beams", 2), "pass only one of them"),
         (("--regex", "a", "--stream", "--json"), "does not work with --beams or --json"),
         (("--regex", "a", "--temperature", 1, "--scoring", "full"), "scoring='full'"),
         (("--regex", "a", "--beams", 10**6), "1,000,000 texts: expected at most 100,000"),
