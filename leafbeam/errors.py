@@ -400,7 +400,7 @@ def check_number(
 
 
 def short_repr(value: object) -> str:
-    """A value for an error message, at most 60 characters long."""
+    """Return a value for an error message, at most 60 characters long."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
         return "a number of more than 18 digits"
     try:

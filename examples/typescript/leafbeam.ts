@@ -311,7 +311,7 @@ export interface ItemBody {
 
 /** A request for items, as `/v1/recommend` answers it, for clients of OpenAI. */
 export interface ItemCompletionBody {
-  /** The user of the history, for models with user tokens; `read_user` of the answer says if the model read it. */
+  /** The user of the history, for models with user tokens. `read_user` of the answer says whether the model read it. */
   user?: number | string | null;
   /** Names of rules of the catalog. Every item returned is allowed by all of them. */
   rules?: Array<string>;
@@ -321,13 +321,13 @@ export interface ItemCompletionBody {
   scoring?: "full" | "allowed" | "vocabulary";
   /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
   filter?: string | null;
-  /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
+  /** The source of the ranking: `model` is the search, `memory` the item memory without a search, `fused` both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
   /** The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
   boosts?: Record<string, number>;
-  /** For each column of the catalog, the most items with the same value. Items without a value are not limited. */
+  /** For each column of the catalog, the largest number of items with the same value. Items without a value are not limited. */
   at_most?: Record<string, number>;
-  /** For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
+  /** For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
   at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
@@ -522,9 +522,9 @@ export interface RecommendAnswer {
 export interface RecommendBody {
   /** Item ids, oldest first. Ids that the index does not have are left out and reported. */
   history?: Array<number | string>;
-  /** The user of the history, for models with user tokens; `read_user` of the answer says if the model read it. */
+  /** The user of the history, for models with user tokens. `read_user` of the answer says whether the model read it. */
   user?: number | string | null;
-  /** The most items to return; fewer come back if the rules allow fewer. */
+  /** The largest number of items to return. If the rules allow fewer items, fewer are returned. */
   num_items?: number;
   /** Names of rules of the catalog. Every item returned is allowed by all of them. */
   rules?: Array<string>;
@@ -536,17 +536,17 @@ export interface RecommendBody {
   scoring?: "full" | "allowed" | "vocabulary";
   /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
   filter?: string | null;
-  /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
+  /** The source of the ranking: `model` is the search, `memory` the item memory without a search, `fused` both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
   /** The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
   boosts?: Record<string, number>;
-  /** For each column of the catalog, the most items with the same value. Items without a value are not limited. */
+  /** For each column of the catalog, the largest number of items with the same value. Items without a value are not limited. */
   at_most?: Record<string, number>;
-  /** For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
+  /** For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
   at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
-  /** Whether the answer has `levels`. Such requests form batches of their own, and take longer. */
+  /** Whether the answer has `levels`. Such requests run in batches of their own, and take longer. */
   explain?: boolean;
   /** Milliseconds from the arrival of the request within which an answer is useful. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
   deadline_ms?: number | null;

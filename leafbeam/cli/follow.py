@@ -15,7 +15,7 @@ from leafbeam.cli.options import DEADLINE_S, KEY, option, split_names, with_opti
 from leafbeam.errors import counted
 from leafbeam.serve.feed_config import FeedConfig
 
-PositionOption = Annotated[Path, option("--position", "The file that records how far the table was followed.")]
+PositionOption = Annotated[Path, option("--position", "The file that keeps the position in the followed table.")]
 EveryOption = Annotated[float, option("--every", "The number of seconds between two checks of the table.")]
 
 

@@ -128,7 +128,10 @@ class LogOptions:
     order: Annotated[
         Order,
         option(
-            "--order", "The order of interactions: by time, or that of the file, which needs no times.", LOG, metavar="NAME"
+            "--order",
+            "The order of interactions: by time (time), or as in the file (file), which needs no times.",
+            LOG,
+            metavar="NAME",
         ),
     ] = "time"
 

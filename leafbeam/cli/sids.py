@@ -63,7 +63,7 @@ class TableOptions:
         Order | None,
         option(
             "--order",
-            "The order of interactions: by time, or that of the file, which needs no times.",
+            "The order of interactions: by time (time), or as in the file (file), which needs no times.",
             TABLES,
             default="time",
             metavar="NAME",

@@ -30,8 +30,8 @@ class Request:
 
     Args:
         history: Item ids, oldest first. Ids that the index does not have are left out and reported.
-        user: The user of the history, for models with user tokens; `read_user` of the answer says if the model read it.
-        num_items: The most items to return; fewer come back if the rules allow fewer.
+        user: The user of the history, for models with user tokens. `read_user` of the answer says whether the model read it.
+        num_items: The largest number of items to return. If the rules allow fewer items, fewer are returned.
         rules: Names of rules of the catalog. Every item returned is allowed by all of them.
         deny_item_ids: Items that must not be returned, on top of the rules.
         num_beams: A fixed number of beams. It is raised to `num_items` if it is smaller, because a beam finds one item.
@@ -40,17 +40,18 @@ class Request:
             `vocabulary`: over all tokens of the model, as in `generate` of transformers, which takes longer.
         filter: An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the
             precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.
-        channel: Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if
-            the server has an item memory, else `model`.
+        channel: The source of the ranking: `model` is the search, `memory` the item memory without a search, `fused` both.
+            Default: `fused` if the server has an item memory, else `model`.
         deadline_s: The number of seconds from submission within which an answer is useful. Default: the engine's. A request
             that cannot meet its deadline is rejected, as early as that is clear.
         boosts: The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the
             weighted sum of its boosts.
-        at_most: For each column of the catalog, the most items with the same value. Items without a value are not limited.
-        at_least: For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are
-            taken first; the rest of the list is filled best first.
+        at_most: For each column of the catalog, the largest number of items with the same value. Items without a value are not
+            limited.
+        at_least: For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`.
+            Each rule's best items are taken first; the rest of the list is filled best first.
         keep_history: Whether items of the history may be returned too.
-        explain: Whether the answer has `levels`. Such requests form batches of their own, and take longer.
+        explain: Whether the answer has `levels`. Such requests run in batches of their own, and take longer.
 
     Raises:
         RequestError: If a field has the wrong type or an invalid value.

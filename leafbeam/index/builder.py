@@ -255,7 +255,7 @@ class _IdColumn:
 
     @property
     def width(self) -> int:
-        """Bytes of an id."""
+        """Return the bytes of an id."""
         return 0 if self._dtype is None else self._dtype.itemsize
 
     def check(self, ids: NDArray[np.generic] | None, size: int, before: int) -> None:

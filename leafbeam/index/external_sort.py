@@ -255,7 +255,7 @@ class ExternalSort:
         return words_Pn, rows_n
 
     def _equal_rows(self, begins: Sequence[int], sizes: Sequence[int], max_rows: int) -> Iterator[Block]:
-        """Rows that are all equal, however many: they are in order run by run, and need not be sorted together."""
+        """Yield rows that are all equal, however many: they are in order run by run, and need not be sorted together."""
         for number, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
             for start in range(0, size, max_rows):
                 starts = [0] * len(self._runs)

@@ -73,7 +73,7 @@ def _map(task: Callable[[Part], Result], parts: Iterable[Part], threads: int) ->
 
 
 def threads_for(num_rows: int, num_threads: int | None = None) -> int:
-    """`num_threads`, by default one for each core, but at most one for every 100,000 rows."""
+    """Return `num_threads`, by default one for each core, but at most one for every 100,000 rows."""
     return max(1, min(num_threads or os.cpu_count() or 1, 1 + num_rows // 100_000))
 
 

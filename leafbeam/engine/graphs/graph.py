@@ -47,7 +47,7 @@ class CudaCapturer:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
-        """A function that replays `decode.run()`, which runs once to compile its kernels and is then recorded."""
+        """Return a function that replays `decode.run()`, which runs once to compile its kernels and is then recorded."""
         self.wait()  # its inputs were written on another stream
         with torch.cuda.stream(self._stream):
             decode.run()
@@ -234,7 +234,9 @@ class Graphs:
                 self._lock.notify_all()
 
     def _prepare(self, captured: _Captured, version: Version) -> "tuple[Version, VersionArrays] | None":
-        """A version's arrays on the device; None where they do not fit over the present ones, whose graphs are then freed."""
+        """Return a version's arrays on the device; None if they do not fit over the present ones. The
+        present graphs are then freed.
+        """
         arrays = captured.index.prepare(version)
         captured.capturer.wait()
         if captured.index.fits(arrays):
@@ -301,10 +303,10 @@ def graphs_for(
     index: Callable[..., DeviceIndex] = DeviceIndex,
     capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
 ) -> Graphs:
-    """An engine's graphs: its own number of beams or a few widths, prompts of up to `longest` tokens, and all scorings but
-    "vocabulary".
+    """Return an engine's graphs: its own number of beams or a few widths, prompts of up to `longest` tokens, and all scorings
+    but "vocabulary".
 
-    attention (None: Triton's), index, capturer: for a device that is no GPU.
+    attention (None: Triton's), index, capturer: for a device that is not a GPU.
     """
     if attention is None:
         costs = None if settings.attention_costs is None else AttentionCosts.load(settings.attention_costs)
