@@ -200,7 +200,7 @@ def _nth_row(first: int, row: int) -> str:
 def _code_columns(file: Path, schema: pa.Schema, id_column: str) -> tuple[str, ...]:
     names = schema.names
     if id_column not in names:
-        raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}; --item-column names other ids")
+        raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}; --item-column names another column of ids")
     for name in _LISTS:
         if name not in names:
             continue

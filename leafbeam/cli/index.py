@@ -76,7 +76,7 @@ def build_table(table: Path, options: TableOptions, force: bool) -> None:
     if options.shards is not None:
         check_whole(**{"--shards": options.shards})
         if options.scratch is not None:
-            raise ArgumentError("--scratch does not go with --shards: a shard's rows are sorted in the directory of --out")
+            raise ArgumentError("--scratch does not work with --shards: a shard's rows are sorted in the directory of --out")
         if target.is_file():
             raise ArgumentError(f"{target} is a file: name another --out, which becomes a directory of shards")
     if options.scratch is not None and not options.scratch.is_dir():
@@ -252,7 +252,8 @@ def build(
     if table is None:
         if codes != TableOptions(item_column=codes.item_column, memory_limit=codes.memory_limit):
             raise ArgumentError(
-                "--out, --codebook-sizes, --scratch, --packed and --shards go with a TABLE: name the Parquet file to build"
+                "--out, --codebook-sizes, --scratch, --packed and --shards work only with a TABLE: name the Parquet file to "
+                "build"
             )
         build_run(run, force, rule or [])
         return

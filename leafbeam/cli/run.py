@@ -73,11 +73,11 @@ class Source:
         if self.kind in ("tables", "cornac"):
             return
         if self.items is not None and self.kind == "movielens":
-            raise ArgumentError("--items goes with --format tables or amazon; MovieLens has movies.csv in its directory")
+            raise ArgumentError("--items works only with --format tables or amazon; MovieLens has movies.csv in its directory")
         for name in (*_COLUMNS, "time_unit", "order", "text_ids", "delimiter", "items_delimiter", "encoding"):
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 flag = "--" + name.replace("_", "-")
-                raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
+                raise ArgumentError(f"{flag} works only with --format tables; {self.kind} has columns and units of its own")
 
     def read(self) -> train.InteractionLog:
         """Read the log.
@@ -265,7 +265,7 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.report, report)
 
-    def read_report(self) -> dict[str, Any]:
+    def read_report(self) -> dict[str, Mapping[str, object]]:
         """Read the figures of all steps so far, which are empty before the first."""
         if not self.report.exists():
             return {}

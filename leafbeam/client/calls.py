@@ -52,10 +52,11 @@ JSON_LINES = "application/x-ndjson"
 Scoring = Literal["full", "allowed", "vocabulary"]
 Channel = Literal["model", "memory", "fused"]
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(Generic[T]):
+class Call(Generic[AnswerT]):
     """A request, and the way to read its answer.
 
     Args:
@@ -72,7 +73,7 @@ class Call(Generic[T]):
 
     method: str
     target: str
-    answer: type[T]
+    answer: type[AnswerT]
     body: bytes | None = field(default=None, repr=False)
     content_type: str = "application/json"
     key: str | None = None

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -65,7 +65,7 @@ class Retries:
 class Send:
     """A step that sends the call once, with this request id, within so many seconds. It leads to a Reply or a Fault."""
 
-    call: Call[Any]
+    call: Call[object]
     request_id: str
     timeout_s: float
 
@@ -136,7 +136,7 @@ def _read(call: Call[T], reply: Reply, request_id: str) -> T:
         raise _no_answer(call, fault, request_id, reply.status) from None
 
 
-def _no_answer(call: Call[Any], fault: Fault, request_id: str, status: int | None = None) -> NoAnswerError:
+def _no_answer(call: Call[object], fault: Fault, request_id: str, status: int | None = None) -> NoAnswerError:
     message = f"{_name(call)}: the server {fault.message}"
     if fault.code != "unreachable" and call.method != "GET":
         if call.key is not None:
@@ -146,7 +146,7 @@ def _no_answer(call: Call[Any], fault: Fault, request_id: str, status: int | Non
     return NoAnswerError(message, status=status, code=fault.code, request_id=request_id)
 
 
-def _failure(call: Call[Any], reply: Reply, request_id: str) -> ServerError:
+def _failure(call: Call[object], reply: Reply, request_id: str) -> ServerError:
     """Return the error for a failed answer, which leafbeam or a proxy in front of it has sent."""
     status = reply.status
     kind = _KINDS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)

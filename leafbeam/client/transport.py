@@ -22,7 +22,7 @@ from leafbeam.client.retries import REQUEST_ID, Fault, Outcome, Pause, Reply, Re
 MAX_ANSWER_BYTES = 256 << 20
 T = TypeVar("T")
 HttpT = TypeVar("HttpT")
-Script = Generator[Call[Any], Any, T]  # several calls, of which each waits for the answer to the one before
+Script = Generator[Call[object], Any, T]  # several calls, of which each waits for the answer to the one before
 
 
 class _Transport(Generic[HttpT]):

@@ -283,9 +283,9 @@ class EncoderDecoderConfig:
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
             raise ArgumentError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts}: raise num_experts")
         if self.mlp_layers and (self.num_experts or self.feed_forward_proj != "relu"):
-            raise ArgumentError(f"mlp_layers={self.mlp_layers} goes with feed_forward_proj='relu' and without experts")
+            raise ArgumentError(f"mlp_layers={self.mlp_layers} needs feed_forward_proj='relu' and no experts")
         if self.bias_in_every_layer and not self.scale_decoder_outputs:
-            raise ArgumentError("bias_in_every_layer goes with scale_decoder_outputs, as in transformers' UMT5")
+            raise ArgumentError("bias_in_every_layer needs scale_decoder_outputs, as in transformers' UMT5")
 
     @property
     def inner_size(self) -> int:

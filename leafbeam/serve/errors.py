@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -94,13 +93,16 @@ def answering(handler: Handler, respond: "Callable[[Request, Exception], Respons
 
 def error_response(request: Request, error: Exception) -> Response:
     """Return the answer to a request that failed; a fault of the server is logged."""
-    status, details = _status_of(error), dict[str, Any]()
-    if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
-        details = {"reason": error.reason, "retry_after_ms": math.ceil(1e3 * error.retry_after_s)}
-    if isinstance(error, BatchError):
-        details = {"lines": {str(number): encodable(problem) for number, problem in error.lines.items()}}
+    status = _status_of(error)
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
-    return _answer(status, name, _message_of(error), _headers(request, error, status), details)
+    detail = ErrorDetail(type=name, message=encodable(_message_of(error)))
+    if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
+        retry_after_ms = math.ceil(1e3 * error.retry_after_s)
+        detail = msgspec.structs.replace(detail, reason=error.reason, retry_after_ms=retry_after_ms)
+    if isinstance(error, BatchError):
+        lines = {str(number): encodable(problem) for number, problem in error.lines.items()}
+        detail = msgspec.structs.replace(detail, lines=lines)
+    return _answer(status, detail, _headers(request, error, status))
 
 
 def catalog_error_response(request: Request, error: Exception) -> Response:
@@ -179,7 +181,7 @@ async def http_error(request: Request, error: Exception) -> Response:
         detail = OpenAIErrorDetail(message=message, type="invalid_request_error", param=None, code="RequestError")
         content = msgspec.json.encode(OpenAIError(detail))
         return Response(content, error.status_code, headers, "application/json")
-    return _answer(error.status_code, "RequestError", message, headers)
+    return _answer(error.status_code, ErrorDetail(type="RequestError", message=encodable(message)), headers)
 
 
 def _methods_at(request: Request) -> list[str]:
@@ -224,8 +226,7 @@ def _log_failure(scope: Scope, error: Exception) -> None:
     log.error("%s %s failed (request %s)", scope["method"], route, request_id, exc_info=error, extra={"fields": fields})
 
 
-def _answer(status: int, name: str, message: str, headers: dict[str, str], details: dict[str, Any] | None = None) -> Response:
-    detail = ErrorDetail(type=name, message=encodable(message), **(details or {}))
+def _answer(status: int, detail: ErrorDetail, headers: dict[str, str]) -> Response:
     return Response(msgspec.json.encode(ErrorAnswer(detail)), status, headers, "application/json")
 
 

@@ -173,7 +173,7 @@ def test_files_that_disagree_and_a_directory_without_tables_are_refused(tmp_path
 def test_options_of_a_table_need_one(tmp_path: Path) -> None:
     result = call("build", "--run", tmp_path, "--out", tmp_path / "x")
     assert result.exit_code == 2
-    assert "go with a TABLE" in result.stderr
+    assert "work only with a TABLE" in result.stderr
 
 
 @pytest.mark.parametrize(

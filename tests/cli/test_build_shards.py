@@ -26,7 +26,7 @@ def test_a_table_becomes_shards_that_have_all_its_items(tmp_path: Path) -> None:
         np.testing.assert_array_equal(index.codes_of(ids), codes)
     for more, message in (
         ([], "has an index in shards: pass --force"),
-        (["--scratch", tmp_path, "--force"], "--scratch does not go with --shards"),
+        (["--scratch", tmp_path, "--force"], "--scratch does not work with --shards"),
         (["--out", tmp_path / "x.parquet"], "is a file: name another --out"),
         (["--out", tmp_path / "y", "--shards", "31"], "expected 1 to 30"),
         (["--out", tmp_path / "y", "--shards", "0"], "--shards must be an integer of at least 1, not 0"),

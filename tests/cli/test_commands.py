@@ -151,9 +151,9 @@ def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: t
         (("fit-sids", "--codebooks", "12,x"), "such as 256,256,256"),
         (("fit-sids", "--codebooks", "0,4"), "of each level, at least 1"),
         (("fit-sids", "--collision-strategy", "glue"), "not one of 'spread', 'level', 'free', 'hungarian', 'sinkhorn', 'none'"),
-        (("fit-sids", "--format", "movielens", "--items", "m.csv"), "goes with --format tables or amazon"),
-        (("fit-sids", "--format", "amazon", "--time-unit", "ms"), "--time-unit goes with --format tables"),
-        (("fit-sids", "--format", "movielens", "--text-ids"), "--text-ids goes with --format tables"),
+        (("fit-sids", "--format", "movielens", "--items", "m.csv"), "works only with --format tables or amazon"),
+        (("fit-sids", "--format", "amazon", "--time-unit", "ms"), "--time-unit works only with --format tables"),
+        (("fit-sids", "--format", "movielens", "--text-ids"), "--text-ids works only with --format tables"),
         (("fit-sids",), "interactions.parquet"),
         (("fit-sids", "--data", "nowhere/at/all"), "there is no nowhere/at/all: pass the log's directory or file with --data"),
         (("train", "--width", "33"), "multiple of 32"),
@@ -162,8 +162,8 @@ def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: t
         (("evaluate", "--users", "0"), "at least one"),
         (("recommend", "--items", "three"), "'--items': 'three' is not a whole number"),
         (("train", "--minutes", "x"), "'--minutes': 'x' is not a number"),
-        (("recommend",), "one of --history A,B,C, --user U or --users TABLE"),
-        (("recommend", "--history", "a", "--user", "b"), "one of --history A,B,C, --user U or --users TABLE"),
+        (("recommend",), "pass one of --history A,B,C, --user U and --users TABLE"),
+        (("recommend", "--history", "a", "--user", "b"), "pass one of --history A,B,C, --user U and --users TABLE"),
     ],
 )
 def test_settings_out_of_range_say_what_was_expected(tmp_path: Path, words: tuple[str, ...], message: str):

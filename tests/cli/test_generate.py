@@ -113,7 +113,7 @@ def test_a_streamed_text_is_the_text(model_dir: Path):
         (("--regex", "(a"), "brackets"),
         (("--regex", "a", "--texts", 2), "1 to --beams"),
         (("--regex", "a", "--max-tokens", 0), "max_tokens"),
-        (("--regex", "a", "--top-k", 2), "go with --temperature"),
+        (("--regex", "a", "--top-k", 2), "pass --temperature too"),
         (("--regex", "a", "--temperature", 0), "temperature is 0"),
         (("--regex", "a", "--temperature", 1, "--beams", 2), "pass only one of them"),
         (("--regex", "a", "--stream", "--json"), "does not work with --beams or --json"),

@@ -106,7 +106,7 @@ def test_every_form_makes_the_same_run(tmp_path: Path, column: str, words: tuple
         ("a.csv", "item_id,c0\n1,\n2,2\n", "line 2 has no number in c0"),
         ("a.csv", "item_id,c0\n,1\n", "column 'item_id': empty in line 2"),
         ("a.csv", "item_id,c0\n1,-1\n", "codes below 0"),
-        ("a.csv", "id,c0\n1,1\n", "--item-column names other ids"),
+        ("a.csv", "id,c0\n1,1\n", "--item-column names another column of ids"),
         ("a.csv", "item_id,c0,c2\n1,1,1\n", "no c1"),
         ("a.npy", b"no array", "cannot be read"),
         ("a.pt", b"no tensor", "not a file of tensors that can be read safely"),
