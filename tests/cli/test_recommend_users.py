@@ -54,7 +54,7 @@ def test_columns_of_users_may_have_any_name(run: Path, tmp_path: Path):
     [
         (("--users", "u.parquet"), "pass both --users"),
         (("--out", "o", "--history", "a"), "pass both --users"),
-        (("--users", "u.parquet", "--out", "o", "--user", "b"), "or --users TABLE"),
+        (("--users", "u.parquet", "--out", "o", "--user", "b"), "and --users TABLE"),
         (("--users", "u.parquet", "--out", "o", "--deny", "b"), "works only with --history and --user"),
         (("--user", "b", "--ray"), "work only with --users"),
         (("--user", "b", "--workers", "2"), "work only with --users"),

@@ -64,7 +64,7 @@ def test_files_that_a_compaction_writes_replace_planted_links(shop: Path, victim
 def test_a_lock_of_another_user_is_refused(shop: Path) -> None:
     uid = (shop / "lock").stat().st_uid
     os.chown(shop / "lock", uid + 1, -1)
-    with pytest.raises(LogError, match="that you or the directory's owner own"):
+    with pytest.raises(LogError, match="owned by you or the directory's owner"):
         LiveIndex.open(shop)
     os.chown(shop, uid + 1, -1)
     LiveIndex.open(shop).close()
