@@ -47,11 +47,11 @@ def offsets_of(numbers_NL: NDArray[np.int64], sizes: Sequence[int] | None) -> tu
         return _of_sizes(low, high, tuple(sizes))
     if len(numbers_NL) < _FEWEST:
         return None
-    found = _of_ranges(low, high)
-    if found is None and num_levels > 2 and low[-1] == 0:
+    offsets = _of_ranges(low, high)
+    if offsets is None and num_levels > 2 and low[-1] == 0:
         before = _of_ranges(low[:-1], high[:-1])
-        found = before and ((*before[0], 0), (*before[1], high[-1] + 1))
-    return found
+        offsets = before and ((*before[0], 0), (*before[1], high[-1] + 1))
+    return offsets
 
 
 def possible_offsets(numbers_NL: NDArray[np.int64]) -> bool:
@@ -125,12 +125,12 @@ class ForeignSids:
         """
         if self.names:
             return self
-        found = offsets_of(self.numbers_NL, codebook_sizes or self.codebook_sizes or None)
-        if found is None:
+        offsets_and_sizes = offsets_of(self.numbers_NL, codebook_sizes or self.codebook_sizes or None)
+        if offsets_and_sizes is None:
             hint = "codes of each level are above those of the level before: if these are offsets, pass --codebook-sizes"
             could_be = not codebook_sizes and not self.codebook_sizes and possible_offsets(self.numbers_NL)
             return replace(self, notes=(*self.notes, hint)) if could_be else self
-        offsets, sizes = found
+        offsets, sizes = offsets_and_sizes
         note = f"codes are read without the offsets of their levels: {', '.join(f'{offset:,}' for offset in offsets)}"
         return replace(self, numbers_NL=self.numbers_NL - np.array(offsets), codebook_sizes=sizes, notes=(*self.notes, note))
 
@@ -227,8 +227,8 @@ def _of_matrix(path: Path, array: NDArray[Any], transposed: bool) -> ForeignSids
         )
     turned = f"{counted(num_levels, 'item')} of {counted(num_items, 'level')}"
     note = f"read as {counted(num_items, 'item')} of {counted(num_levels, 'level')}; --transposed reads {turned}"
-    found = _joined(path, [(codes_NL, np.arange(num_items))])
-    return replace(found, notes=(note,)) if num_items < num_levels and not transposed else found
+    sids = _joined(path, [(codes_NL, np.arange(num_items))])
+    return replace(sids, notes=(note,)) if num_items < num_levels and not transposed else sids
 
 
 def _of_torch(path: Path, transposed: bool) -> ForeignSids:

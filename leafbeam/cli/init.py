@@ -104,8 +104,8 @@ class _Head:
     def unit_of(self, name: str) -> TimeUnit:
         """Return the unit of a column of times: by their size if they are numbers."""
         numbers = [row[name] for row in self.rows if isinstance(row.get(name), int | float)]
-        most = max(numbers, default=0)
-        return next(unit for unit, least in _UNITS.items() if most >= least)
+        largest = max(numbers, default=0)
+        return next(unit for unit, smallest in _UNITS.items() if largest >= smallest)
 
 
 def _delimiter_of(path: Path) -> str:
@@ -130,8 +130,8 @@ def _path(question: str, *, needed: bool = False) -> Path | None:
 
 def _columns(head: _Head) -> tuple[str, str, str | None]:
     """Ask for the columns of user, item and time."""
-    found = [head.first_of(names) for names in (_USERS, _ITEMS, _TIMES)]
-    default = " ".join(name for name in found if name) if all(found[:2]) else ""
+    names_of_columns = [head.first_of(names) for names in (_USERS, _ITEMS, _TIMES)]
+    default = " ".join(name for name in names_of_columns if name) if all(names_of_columns[:2]) else ""
     while True:
         answer = _ask(
             "2. The columns of user, item and time (leave out the time if rows are in order)", default=default

@@ -409,8 +409,8 @@ def _without_defaults(body: RecommendBody) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value != getattr(plain, name)}
 
 
-def _encode(value: object, place: str = "the request") -> bytes:
+def _encode(value: object, what: str = "the request") -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ArgumentError(f"{place} holds what JSON does not have: {error}") from None
+        raise ArgumentError(f"{what} holds what JSON does not have: {error}") from None

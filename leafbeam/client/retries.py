@@ -184,10 +184,10 @@ def _retry_after_s(reply: Reply, detail: Mapping[str, object]) -> float | None:
     return min(float(text[:9]), _MAX_WAIT_S) if text.isdecimal() and text.isascii() else None
 
 
-def _lines(found: object) -> dict[int, str]:
-    if not isinstance(found, dict):
+def _lines(lines: object) -> dict[int, str]:
+    if not isinstance(lines, dict):
         return {}
-    return {int(number): str(problem) for number, problem in found.items() if number[:9].isdecimal() and number == number[:9]}
+    return {int(number): str(problem) for number, problem in lines.items() if number[:9].isdecimal() and number == number[:9]}
 
 
 def _name(call: Call[object]) -> str:

@@ -94,8 +94,8 @@ class SqlChecker:
 
     def rows(self, item_ids: Sequence[object]) -> list[dict[str, object]]:
         """Return the rows of some items, in the given order. Raises KeyError where an item does not exist."""
-        found = {row["item_id"]: row for row in self._select("TRUE", item_ids)}
-        return [found[item_id] for item_id in item_ids]
+        by_id = {row["item_id"]: row for row in self._select("TRUE", item_ids)}
+        return [by_id[item_id] for item_id in item_ids]
 
     def count_violations(self, predicates: Sequence[str], item_ids: Sequence[object]) -> int:
         """Return how many of the items (repeated ones counted each time) violate a predicate or do not exist; NULL violates."""

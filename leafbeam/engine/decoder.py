@@ -182,8 +182,8 @@ class Decoder:
         on_cpu = device.type == "cpu"
         suffix_fn = getattr(rounds, "suffix_fn", None) if on_cpu else None
         more_fn = getattr(rounds, "more_fn", None) if on_cpu else None
-        least = 1 if replayed is None else replayed.num_beams
-        search, widths_BL = self._new_search(requests, max(num_items), least, has_spares=more_fn is not None)
+        min_beams = 1 if replayed is None else replayed.num_beams
+        search, widths_BL = self._new_search(requests, max(num_items), min_beams, has_spares=more_fn is not None)
         return search.run(
             timer.rounds(rounds.step_fn),
             batch_size=len(requests),
@@ -213,11 +213,11 @@ class Decoder:
             return start(*(torch.from_numpy(array).to(device) for array in batch.prompts), **buffers)
 
     def _new_search(
-        self, requests: Sequence[PendingRequest], num_items: int, least: int, *, has_spares: bool
+        self, requests: Sequence[PendingRequest], num_items: int, min_beams: int, *, has_spares: bool
     ) -> tuple[BeamSearch, NDArray[np.int64] | None]:
         """Return the search of a batch, and the widths by which its first pass suits each request.
 
-        least: the beams that the first pass of a proof has at least.
+        min_beams: the beams that the first pass of a proof has at least.
         """
         first = requests[0]
         scoring, bindings = first.request.scoring, self._bindings.of(first.version)
@@ -228,7 +228,7 @@ class Decoder:
             return BeamSearch(bindings, num_beams=[*widths_BL[0].tolist(), leaves], scoring=scoring), None
         search = BeamSearch(bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows)
         # Without spare prefixes, the lowest one that runs shows that the others are not needed.
-        return search, np.maximum(widths_BL if has_spares else widths_BL + 1, least)
+        return search, np.maximum(widths_BL if has_spares else widths_BL + 1, min_beams)
 
     def _heads_for(self, pending: PendingRequest) -> list[torch.Tensor] | None:
         """Return the levels' heads, which the search multiplies for legal codes alone; None if all codes are cheaper."""

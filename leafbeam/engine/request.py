@@ -108,9 +108,11 @@ class Request:
     def _check_objectives(self) -> None:
         if not self.has_objectives:
             return
-        least = sum(self.at_least.values())
-        if least > self.num_items:
-            raise RequestError(f"at_least asks for {counted(least, 'item')}, and num_items is {self.num_items:,}: raise it")
+        num_required = sum(self.at_least.values())
+        if num_required > self.num_items:
+            raise RequestError(
+                f"at_least asks for {counted(num_required, 'item')}, and num_items is {self.num_items:,}: raise it"
+            )
         if self.has_policy and self.scoring == "allowed":
             raise RequestError(
                 "at_most and at_least need the scoring 'full' or 'vocabulary': with 'allowed' the score of an item depends on "

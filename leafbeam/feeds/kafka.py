@@ -86,9 +86,9 @@ class KafkaFeed:
     def complete_until(self) -> float | None:
         """Return the time before which no change is missing (see CatalogFeed)."""
         done = self._ended - self._waiting.keys()
-        found = [self._polled_at if one in done else self._made_until.get(one) for one in self._positions]
-        known = [at for at in found if at is not None]
-        return min(known) if known and len(known) == len(found) else None
+        times = [self._polled_at if partition in done else self._made_until.get(partition) for partition in self._positions]
+        known = [at for at in times if at is not None]
+        return min(known) if known and len(known) == len(times) else None
 
     @property
     def is_at_end(self) -> bool:
@@ -129,28 +129,28 @@ class KafkaFeed:
     def _open(self) -> dict[int, int]:
         """Return where each partition goes on, after the batches that were under way have been read again."""
         partitions = sorted(self._partitions())
-        wanted = [TopicPartition(self._topic, partition) for partition in partitions]
-        committed = self._ask(lambda: self._consumer.committed(wanted, timeout=self._timeout_s))
+        requested = [TopicPartition(self._topic, partition) for partition in partitions]
+        committed = self._ask(lambda: self._consumer.committed(requested, timeout=self._timeout_s))
         positions: dict[int, int] = {}
         pending: dict[int, tuple[int, str]] = {}
-        for found in committed:
-            self._check(found.error)
-            partition, low, high = found.partition, *self._bounds(found.partition)
-            if found.offset < 0:
+        for offset in committed:
+            self._check(offset.error)
+            partition, low, high = offset.partition, *self._bounds(offset.partition)
+            if offset.offset < 0:
                 positions[partition] = low if self._start == "beginning" else high
                 continue
-            if not low <= found.offset <= high:
+            if not low <= offset.offset <= high:
                 raise FeedError(
-                    f"{self.name}: group {self._group!r} is at offset {found.offset} of partition {partition}, but the topic "
+                    f"{self.name}: group {self._group!r} is at offset {offset.offset} of partition {partition}, but the topic "
                     f"has {low} to {high}: changes were removed before they were read, or the topic was made again. Import the "
                     "whole table, or follow with another --group"
                 )
-            positions[partition] = found.offset
-            if found.metadata:
-                pending[partition] = _pending_of(found.metadata, f"{self.name}, group {self._group!r}")
-        fresh = [one for one in committed if one.offset < 0]
+            positions[partition] = offset.offset
+            if offset.metadata:
+                pending[partition] = _pending_of(offset.metadata, f"{self.name}, group {self._group!r}")
+        fresh = [offset for offset in committed if offset.offset < 0]
         if fresh:  # so that a start at the end is the same start after a crash
-            self._commit([TopicPartition(self._topic, one.partition, positions[one.partition], "") for one in fresh])
+            self._commit([TopicPartition(self._topic, offset.partition, positions[offset.partition], "") for offset in fresh])
         for partition, (until, key) in pending.items():
             messages = self._reread(partition, positions[partition], until)
             self._again.append(self._batch(partition, messages, key, until))
@@ -188,7 +188,9 @@ class KafkaFeed:
     def _assign(self, positions: Mapping[int, int]) -> None:
         self._ended.clear()
         self._ask(
-            lambda: self._consumer.assign([TopicPartition(self._topic, one, offset) for one, offset in positions.items()])
+            lambda: self._consumer.assign(
+                [TopicPartition(self._topic, partition, offset) for partition, offset in positions.items()]
+            )
         )
 
     def _add_partitions(self) -> None:
@@ -199,10 +201,10 @@ class KafkaFeed:
         self._listed = time.monotonic()
         if new:
             positions = {partition: self._bounds(partition)[0] for partition in new}
-            self._commit([TopicPartition(self._topic, one, offset, "") for one, offset in positions.items()])
+            self._commit([TopicPartition(self._topic, number, offset, "") for number, offset in positions.items()])
             self._ask(
                 lambda: self._consumer.incremental_assign(
-                    [TopicPartition(self._topic, one, offset) for one, offset in positions.items()]
+                    [TopicPartition(self._topic, number, offset) for number, offset in positions.items()]
                 )
             )
             self._positions |= positions
@@ -217,30 +219,30 @@ class KafkaFeed:
             return []
         rest = self._max_changes - 1
         messages = [first, *(self._ask(lambda: self._consumer.consume(rest, 0)) if rest else ())]
-        found: list[Message] = []
+        changes: list[Message] = []
         for message in messages:
             error = message.error()
             if error is None:
                 self._ended.discard(_partition(message))
-                found.append(message)
+                changes.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:  # pyright: ignore[reportPrivateUsage]: its public name
                 self._ended.add(_partition(message))
             else:
                 self._check(error)
-        return found
+        return changes
 
     def _batch(self, partition: int, messages: Sequence[Message], key: str, until: int | None = None) -> Batch:
         changes: list[ItemChange] = []
         bad: dict[str, str] = {}
         for message in messages:
-            value, place = message.value(), f"partition {partition}, offset {_offset(message)}"
+            value, where = message.value(), f"partition {partition}, offset {_offset(message)}"
             if value is None:  # a tombstone: the message before it was the deletion
                 continue
             try:
                 operation, row = read_envelope(value, message.key(), self._columns)
-                changes.append(ItemChange(operation=operation, row=row, place=place))
+                changes.append(ItemChange(operation=operation, row=row, place=where))
             except DataError as error:
-                bad[place] = str(error)
+                bad[where] = str(error)
         offset = _offset(messages[-1]) + 1 if until is None else until
         return Batch(
             changes=tuple(changes),
@@ -252,16 +254,16 @@ class KafkaFeed:
 
     def _partitions(self) -> set[int]:
         """Return the topic's partitions. Raises FeedError without a broker or a topic."""
-        found = self._ask(lambda: self._consumer.list_topics(self._topic, timeout=self._timeout_s)).topics[self._topic]
-        if found.error is not None or not found.partitions:
-            raise FeedError(f"{self.name}: the brokers at {self._servers} have no such topic ({found.error}): check its name")
-        return set(found.partitions)
+        topic = self._ask(lambda: self._consumer.list_topics(self._topic, timeout=self._timeout_s)).topics[self._topic]
+        if topic.error is not None or not topic.partitions:
+            raise FeedError(f"{self.name}: the brokers at {self._servers} have no such topic ({topic.error}): check its name")
+        return set(topic.partitions)
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         """Return the first offset that the topic still has, and the next one."""
-        wanted = TopicPartition(self._topic, partition)
+        topic_partition = TopicPartition(self._topic, partition)
         # None if a broker does not answer in time, whatever its types say.
-        bounds: Any = self._ask(lambda: self._consumer.get_watermark_offsets(wanted, timeout=self._timeout_s))
+        bounds: Any = self._ask(lambda: self._consumer.get_watermark_offsets(topic_partition, timeout=self._timeout_s))
         if bounds is None:
             raise FeedError(f"{self.name}: no broker at {self._servers} reported the offsets of partition {partition} in time")
         return bounds[0], bounds[1]
@@ -269,8 +271,8 @@ class KafkaFeed:
     def _commit(self, offsets: list[TopicPartition]) -> None:
         if self._kept is not None:  # the catalog keeps them
             return
-        for found in self._ask(lambda: self._consumer.commit(offsets=offsets, asynchronous=False)) or ():
-            self._check(found.error)
+        for offset in self._ask(lambda: self._consumer.commit(offsets=offsets, asynchronous=False)) or ():
+            self._check(offset.error)
 
     def _ask(self, call: Callable[[], T]) -> T:
         """Return the answer of the brokers. Raises FeedError."""

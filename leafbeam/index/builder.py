@@ -193,10 +193,10 @@ class TrieBuilder:
     def _restore(self, saved: SavedRuns) -> None:
         """Go on from the runs of a build that was ended."""
         file, runs = self._open()
-        for found in saved.restore(file, self._settings):
-            runs.add(found.run)
-            self._ids.restore(found.ids)
-            self.num_items = found.num_rows
+        for restored in saved.restore(file, self._settings):
+            runs.add(restored.run)
+            self._ids.restore(restored.ids)
+            self.num_items = restored.num_rows
         if len(runs):
             self._file, self._runs = file, runs
             self._ids.spill(file)

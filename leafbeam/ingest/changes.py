@@ -194,12 +194,15 @@ class ChangePlanner:
         new = np.array(
             [row for row, item in enumerate(items) if item.codes is None and item.vector is None and not live[item.item_id]]
         )
-        given = [row for row, item in enumerate(items) if item.vector is not None]
-        if not len(new) and not given:
+        with_vector = [row for row, item in enumerate(items) if item.vector is not None]
+        if not len(new) and not with_vector:
             return codes, {}
         encoder = self._encoder
         assert not isinstance(encoder, str)
-        rows, vectors = [*given], [np.array([items[row].vector for row in given], np.float32)] if given else []
+        rows, vectors = (
+            [*with_vector],
+            [np.array([items[row].vector for row in with_vector], np.float32)] if with_vector else [],
+        )
         if len(new):
             (group,) = groups  # a put has one
             missing = [name for name in encoder.columns if name not in group.table.column_names]
@@ -216,8 +219,10 @@ class ChangePlanner:
         there = [items[row].item_id for row in rows if live[items[row].item_id]]
         own = dict(zip(there, version.codes_of(there).tolist() if there else (), strict=True))
         own_codes = [own.get(items[row].item_id) for row in rows]
-        for row, found in zip(rows, encoder.encode_vectors(np.concatenate(vectors), version, own_codes).tolist(), strict=True):
-            codes[row] = found
+        for row, item_codes in zip(
+            rows, encoder.encode_vectors(np.concatenate(vectors), version, own_codes).tolist(), strict=True
+        ):
+            codes[row] = item_codes
         return codes, {}
 
 

@@ -176,13 +176,13 @@ class CatalogWriter:
 
     def status(self, name: str, kind: type[Rule] | type[Boost] = Rule) -> RuleStatus:
         """Return the status of a rule or boost. Raises UnknownRuleError or UnknownBoostError."""
-        found = next((status for status in self.catalog.status if (status.name, status.kind) == (name, kind.noun)), None)
-        if found is None:
+        matching = next((status for status in self.catalog.status if (status.name, status.kind) == (name, kind.noun)), None)
+        if matching is None:
             rules = self.catalog.rules
             known, error = (rules.filters, UnknownRuleError) if kind is Rule else (rules.boosts, UnknownBoostError)
             names = ", ".join(sorted(known)) or "none"
             raise error(f"there is no {kind.noun} {name[:80]!r}; the {kind.noun}s of this catalog are: {names}")
-        return found
+        return matching
 
     def put_definition(self, kind: type[Rule] | type[Boost], name: str, sql: str, refresh: str | None = None) -> RuleStatus:
         """Add or replace a rule or a boost, in force once it has been evaluated, and kept over restarts.

@@ -100,7 +100,7 @@ class _Session:
             )
             arguments[shard], rows_of[shard] = (self._name, level, sent, num_beams, scoring), rows
         answers = self._index.call(Shard.step, arguments)
-        parents = {shard: beam_n[rows_of[shard][found.row_m]] for shard, found in answers.items()}
+        parents = {shard: beam_n[rows_of[shard][best.row_m]] for shard, best in answers.items()}
         return _best(answers, parents, self._index.offsets_S, (len(beams.scores), num_beams))
 
     def collect(
@@ -123,13 +123,13 @@ class _Session:
             rows_of.append(rows)
         answers = list(self._index.call(Shard.items, arguments).values()) if arguments else []
         codes_nL = np.zeros((len(leaf_n), self._index.num_levels), np.int64)
-        for rows, found in zip(rows_of, answers, strict=True):
-            codes_nL[rows] = found.codes_nL
-        row_i = _joined([np.repeat(rows, found.count_n) for rows, found in zip(rows_of, answers, strict=True)], np.int64)
-        ids_i = _joined([found.item_ids_i for found in answers], np.int64)
-        scores_i = _joined([found.scores_i for found in answers], np.float32)
+        for rows, part in zip(rows_of, answers, strict=True):
+            codes_nL[rows] = part.codes_nL
+        row_i = _joined([np.repeat(rows, part.count_n) for rows, part in zip(rows_of, answers, strict=True)], np.int64)
+        ids_i = _joined([part.item_ids_i for part in answers], np.int64)
+        scores_i = _joined([part.scores_i for part in answers], np.float32)
         boosts_i = (
-            None if boosts is None else _joined([found.boosts_i for found in answers if found.boosts_i is not None], np.float32)
+            None if boosts is None else _joined([part.boosts_i for part in answers if part.boosts_i is not None], np.float32)
         )
         # Best first; items of equal scores are in the order of their leaves.
         order_i = np.lexsort((row_i,) if boosts_i is None else (row_i, -scores_i, request_n[row_i]))
@@ -324,13 +324,13 @@ def _best(
     shape: tuple[int, int],
 ) -> HostBeams:
     """Return the best beams of each request: by score, then by the smaller parent, then by the smaller code."""
-    found = answers.items()
-    request_m = _joined([beams.request_m for _, beams in found], np.int64)
-    parent_m = _joined([parents[shard] for shard, _ in found], np.int64)
-    code_m = _joined([beams.code_m for _, beams in found], np.int64)
-    scores_m = _joined([beams.scores_m for _, beams in found], np.float32)
-    lo_m = _joined([beams.lo_m + offsets_S[shard] for shard, beams in found], np.int64)
-    hi_m = _joined([beams.hi_m + offsets_S[shard] for shard, beams in found], np.int64)
+    beams_of_shards = answers.items()
+    request_m = _joined([beams.request_m for _, beams in beams_of_shards], np.int64)
+    parent_m = _joined([parents[shard] for shard, _ in beams_of_shards], np.int64)
+    code_m = _joined([beams.code_m for _, beams in beams_of_shards], np.int64)
+    scores_m = _joined([beams.scores_m for _, beams in beams_of_shards], np.float32)
+    lo_m = _joined([beams.lo_m + offsets_S[shard] for shard, beams in beams_of_shards], np.int64)
+    hi_m = _joined([beams.hi_m + offsets_S[shard] for shard, beams in beams_of_shards], np.int64)
     order_m = np.lexsort((code_m, parent_m, -scores_m, request_m))
     rank_m = ranks_of(request_m[order_m])
     order_m, rank_m = order_m[rank_m < shape[1]], rank_m[rank_m < shape[1]]

@@ -65,12 +65,12 @@ class VllmModel:
             InferenceError: If vLLM refuses the batch.
         """
         refused = [self._refusal(query) for query in queries]
-        asked = [query for query, failure in zip(queries, refused, strict=True) if failure is None]
-        whole = self._whole(asked)
+        accepted = [query for query, failure in zip(queries, refused, strict=True) if failure is None]
+        whole = self._whole(accepted)
         # Apart: in one batch vLLM would give requests for all log-probabilities those of the other requests' tokens.
-        sliced = [query for query, is_whole in zip(asked, whole, strict=True) if not is_whole]
+        sliced = [query for query, is_whole in zip(accepted, whole, strict=True) if not is_whole]
         parts = iter(in_slices(sliced, MAX_TOKENS, partial(self._ask, whole=False)))
-        wide = iter(self._ask([query for query, is_whole in zip(asked, whole, strict=True) if is_whole], whole=True))
+        wide = iter(self._ask([query for query, is_whole in zip(accepted, whole, strict=True) if is_whole], whole=True))
         answers = (next(wide) if is_whole else next(parts) for is_whole in whole)
         return [failure or next(answers) for failure in refused]
 
@@ -106,9 +106,9 @@ class VllmModel:
         prompts = [{"prompt_token_ids": list(query.prefix)} for query in queries]
         different = {} if whole else {query.tokens_C.tobytes(): query.tokens_C for query in queries}
         of_tokens = {key: params(logprob_token_ids=tokens_C.tolist()) for key, tokens_C in different.items()}
-        wanted = params(logprobs=-1) if whole else [of_tokens[query.tokens_C.tobytes()] for query in queries]
+        params_of_prompts = params(logprobs=-1) if whole else [of_tokens[query.tokens_C.tobytes()] for query in queries]
         try:
-            outputs = self._llm.generate(prompts, wanted, use_tqdm=False, lora_request=self._lora_request)
+            outputs = self._llm.generate(prompts, params_of_prompts, use_tqdm=False, lora_request=self._lora_request)
         except (ValueError, importlib.import_module("vllm.exceptions").VLLMClientError) as error:
             raise InferenceError(f"vLLM refused {counted(len(queries), 'prompt')}: {error}", reason="refused") from error
         if len(outputs) != len(queries):

@@ -53,16 +53,16 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def constraints(self) -> dict[str, dict[str, object]]:
         """Return the constraints in JSON, by the path of their field in the body."""
-        found: dict[str, dict[str, object]] = {}
+        constraints: dict[str, dict[str, object]] = {}
         if self.json is not None:
-            found["structured_outputs.json"] = {"json_schema": self.json}
+            constraints["structured_outputs.json"] = {"json_schema": self.json}
         if self.regex is not None:
-            found["structured_outputs.regex"] = {"regex": self.regex}
+            constraints["structured_outputs.regex"] = {"regex": self.regex}
         if self.choice is not None:
-            found["structured_outputs.choice"] = {"choices": self.choice}
+            constraints["structured_outputs.choice"] = {"choices": self.choice}
         if self.json_object:
-            found["structured_outputs.json_object"] = {"json_schema": {"type": "object"}}
-        return found
+            constraints["structured_outputs.json_object"] = {"json_schema": {"type": "object"}}
+        return constraints
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -175,20 +175,20 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def constraint(self) -> str:
         """Return the constraint in JSON, for `constraint_from_json`. Raises BodyError for several, or an unknown format."""
-        found = self._constraints
-        if len(found) > 1:
+        constraints = self._constraints
+        if len(constraints) > 1:
             raise BodyError(
                 "a text has one constraint: name one of response_format, guided_json, guided_regex, guided_choice, "
                 "guided_template and the fields of structured_outputs"
             )
-        return json.dumps(next(iter(found.values()), {"free_text": {}}))
+        return json.dumps(next(iter(constraints.values()), {"free_text": {}}))
 
     @property
     def _constraints(self) -> dict[str, dict[str, object]]:
         """Return the constraints in JSON, by the path of their field. Raises BodyError for an unknown or incomplete format."""
         kinds = {"json": "json_schema", "regex": "regex", "choice": "choices", "template": "template"}
         guided = {f"guided_{name}": (kind, getattr(self, f"guided_{name}")) for name, kind in kinds.items()}
-        found: dict[str, dict[str, object]] = {
+        constraints: dict[str, dict[str, object]] = {
             name: {kind: value} for name, (kind, value) in guided.items() if value is not None
         }
         form = self.response_format
@@ -199,13 +199,13 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 schema = bytes(form.json_schema.schema).decode()
             except UnicodeDecodeError as error:
                 raise BodyError(f"response_format: the schema is not UTF-8 ({error})", param="response_format") from None
-            found["response_format.json_schema.schema"] = {"json_schema": schema}
+            constraints["response_format.json_schema.schema"] = {"json_schema": schema}
         elif form is not None and form.type == "json_object":
-            found["response_format"] = {"json_schema": {"type": "object"}}
+            constraints["response_format"] = {"json_schema": {"type": "object"}}
         elif form is not None and form.type != "text":
             message = f"response_format: type {short_repr(form.type)}: expected json_schema, json_object or text"
             raise BodyError(message, param="response_format")
-        return found | (self.structured_outputs.constraints() if self.structured_outputs is not None else {})
+        return constraints | (self.structured_outputs.constraints() if self.structured_outputs is not None else {})
 
 
 class CompletionBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

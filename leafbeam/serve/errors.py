@@ -240,13 +240,13 @@ _PLACE = re.compile(r"^(.*?)(?: - at (?:key in )?`\$\.?(.*)`)?$", re.DOTALL)
 
 def describe(error: msgspec.ValidationError, body: object = None) -> str:
     """Say in the words of the interface what msgspec's error says: where, what was expected, what came. body: that type."""
-    found = _PLACE.match(str(error))
-    assert found is not None
-    text, field = found[1].replace("`", ""), (found[2] or "the body")[:80]
+    match = _PLACE.match(str(error))
+    assert match is not None
+    text, field = match[1].replace("`", ""), (match[2] or "the body")[:80]
     if unknown := re.match("Object contains unknown field (.*)", text, re.DOTALL):
         message = f"{short_repr(unknown[1])[1:-1]}: there is no such field"
-        if found[2] is None and isinstance(body, type) and issubclass(body, msgspec.Struct):
-            message += f": expected {', '.join(one.encode_name for one in msgspec.structs.fields(body))}"
+        if match[2] is None and isinstance(body, type) and issubclass(body, msgspec.Struct):
+            message += f": expected {', '.join(field_of_body.encode_name for field_of_body in msgspec.structs.fields(body))}"
         return message
     if text.startswith("Expected object") and field == "the body":
         return "the body: expected a JSON object, sent with Content-Type: application/json"

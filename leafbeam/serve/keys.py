@@ -101,11 +101,11 @@ class KeyFile:
         rate = key.rate or self._rate
         if rate is None:
             return 0.0
-        most = max(1.0, rate)
+        burst = max(1.0, rate)
         with self._lock:
             now = self._clock()
-            left, before = self._left.get(key.name, (most, now))
-            left = min(most, left + (now - before) * rate)
+            left, before = self._left.get(key.name, (burst, now))
+            left = min(burst, left + (now - before) * rate)
             self._left[key.name] = (left - 1.0 if left >= 1.0 else left, now)
         return 0.0 if left >= 1.0 else (1.0 - left) / rate
 

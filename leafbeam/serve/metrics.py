@@ -138,7 +138,7 @@ class Metrics:
 
 def num_tokens(texts: Texts) -> int:
     """Return the tokens of some texts, their ends included."""
-    return sum(len(one.tokens) + one.finished for generations in texts for one in generations)
+    return sum(len(text.tokens) + text.finished for generations in texts for text in generations)
 
 
 def _outcome_of(status: int) -> str:

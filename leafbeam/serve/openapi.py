@@ -206,7 +206,7 @@ def _text(text: str) -> str:
 def _kinds(schema: Json) -> list[Json]:
     """Return the alternatives of a field; the bounds of 64-bit integers are left out."""
     alternatives = schema.get("anyOf", [schema])
-    return [{key: value for key, value in one.items() if key not in ("minimum", "maximum")} for one in alternatives]
+    return [{key: value for key, value in kind.items() if key not in ("minimum", "maximum")} for kind in alternatives]
 
 
 def type_of(schema: Json, link: str = "{0}") -> str:

@@ -121,8 +121,8 @@ class Operation:
 
 
 def _asked(name: str, path: str, summary: str, answer: str, body: tuple[str, ...], **more: object) -> Operation:
-    asked = Operation(name=name, method="POST", path=path, need="read", summary=summary, answer=answer, body=body)
-    return replace(asked, **({"failures": _ASKED, "done": "Answered"} | more))
+    operation = Operation(name=name, method="POST", path=path, need="read", summary=summary, answer=answer, body=body)
+    return replace(operation, **({"failures": _ASKED, "done": "Answered"} | more))
 
 
 def _read(name: str, path: str, summary: str, answer: str, **more: object) -> Operation:

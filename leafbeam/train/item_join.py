@@ -38,8 +38,8 @@ def item_table(
         taken, offered = same_type(taken, offered, ids, items)
     check_listed_once(offered, items)
     rows = pc.index_in(taken.column, value_set=offered.values)
-    found = len(taken) - rows.null_count
-    if not found:
+    num_joined = len(taken) - rows.null_count
+    if not num_joined:
         other = repr(offered.values[0].as_py()) if len(offered) else "no items"
         raise DataError(
             f"no item of {ids.source}, such as {taken.values[0].as_py()!r}, is in {items.source}, which has {other}: the ids "
@@ -48,7 +48,7 @@ def item_table(
     others = [name for name in items.table.column_names if name not in (item_column, "item_id")]
     attributes = items.table.select(others).take(rows)
     table = pa.Table.from_arrays([taken.column, *attributes.columns], names=["item_id", *others])
-    return table.replace_schema_metadata(None), len(offered) - found
+    return table.replace_schema_metadata(None), len(offered) - num_joined
 
 
 def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:

@@ -99,7 +99,7 @@ def _targets(items_BT, first, graph, scratch_N, decays, targets):
     for b in range(items_BT.shape[0]):
         for t in range(max(first, 1), items_BT.shape[1]):
             p = b * (items_BT.shape[1] - first) + t - first
-            target, weight, found = items_BT[b, t], np.float32(1), 0
+            target, weight, num_touched = items_BT[b, t], np.float32(1), 0
             for back in range(min(decays.history, t)):
                 row = items_BT[b, t - 1 - back]
                 own = np.float32(decays.distance_decay**back) if back < decays.distances else np.float32(0)
@@ -111,14 +111,14 @@ def _targets(items_BT, first, graph, scratch_N, decays, targets):
                             count -= own
                         if count > 1e-4:
                             if scratch_N[item] == 0:
-                                touched[found] = item
-                                found += 1
+                                touched[num_touched] = item
+                                num_touched += 1
                             scratch_N[item] += weight * count / total
                 weight *= np.float32(decays.history_decay)
             for s in range(t):
                 scratch_N[items_BT[b, s]] = 0
-            values = np.empty(found, np.float32)
-            for at in range(found):
+            values = np.empty(num_touched, np.float32)
+            for at in range(num_touched):
                 values[at] = scratch_N[touched[at]]
                 scratch_N[touched[at]] = 0
             order = np.argsort(-values)[:num_targets]

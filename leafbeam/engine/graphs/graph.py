@@ -151,15 +151,15 @@ class Graphs:
         requests, tokens, longest = len(batch.requests), int(batch.lengths_B.sum()), int(batch.lengths_B.max())
         size = BatchSize(requests=requests, tokens=tokens, longest=longest, beam_rows=0)
         with self._pinned(batch.version) as captured:
-            reason, found = "version", None
+            reason, replay = "version", None
             if captured is not None:
                 fitting = [
                     pair for pair in captured.decodes if pair[0].bucket.holds(size, num_beams, scoring, is_proof=is_proof)
                 ]
-                reason, found = "no_bucket", None
+                reason, replay = "no_bucket", None
                 if fitting:
                     try:
-                        reason, found = _replayed(*fitting[0], batch)
+                        reason, replay = _replayed(*fitting[0], batch)
                     except LogitsError:
                         raise
                     except Exception as error:
@@ -167,7 +167,7 @@ class Graphs:
                         captured.decodes.remove(fitting[0])
                         log.warning("%s failed and is not used again; its batch runs eagerly: %s", fitting[0][0].bucket, error)
             self._counts.add("graphs", reason)
-            return found
+            return replay
 
     @contextmanager
     def _pinned(self, version: Version) -> Generator[_Captured | None, None, None]:

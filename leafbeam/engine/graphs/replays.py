@@ -84,10 +84,10 @@ class Replays:
         """Return one search, with the beams of the graph that ran it; a proof takes any graph of at least num_beams."""
         first = self.requests[0]
         replay = partial(self.graphs.search, num_beams=num_beams, scoring=first.request.scoring)
-        found = self.timed(partial(replay, is_proof=first.kind is not None))(inputs)
-        if found is None:
+        traced = self.timed(partial(replay, is_proof=first.kind is not None))(inputs)
+        if traced is None:
             return None
-        trace, config = found
+        trace, config = traced
         rows_B = 1 + sum((scores_BK > -np.inf).sum(1) for scores_BK in trace.kept.values())
         collect = partial(collect_items, inputs.version, inputs.requests)
         result = result_of(trace, collect, config, num_items, boosts=inputs.boosts)
