@@ -276,7 +276,7 @@ class ServerError(LeafbeamError, RuntimeError):
         reason: The reason under which the server's metrics count it.
         request_id: The id of the request in the server's log.
         retry_after_s: The seconds after which to try again.
-        lines: What is wrong with each line of a batch, by its number from 1.
+        lines: The problem of each wrong line of a batch, by its number from 1.
         body: The first bytes of an answer that is not one of leafbeam.
     """
 

@@ -475,11 +475,11 @@ export interface RecommendAnswer {
   codes: Array<Array<number>>;
   /** If `model` ranked, log probabilities: items that share a SID share a score. Otherwise sums of features, which can be compared only within one answer. */
   scores: Array<number>;
-  /** Who ranked: `model`, `memory` or `fused`. */
+  /** The source of the ranking: `model`, `memory` or `fused`. */
   channel: string;
   /** The largest part of each score, one for each item; empty if `model` ranked. A short answer of `memory` or `fused` is filled up with other allowed items: they come last, the most popular first, with the channel `popular`. */
   reasons: Array<ReasonAnswer>;
-  /** How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`. */
+  /** The number of items that are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`. */
   num_valid: number;
   /** If no item is left: the rule, the pair of rules, or the smallest set of rules that together allow no item; parts of `filter` are given as text. If the rules alone allow items, `- deny_item_ids` and `- history`, which exclude them, are named like rules. Empty if an item is left. */
   empty_rules: Array<string>;
@@ -487,13 +487,13 @@ export interface RecommendAnswer {
   num_beams: number;
   /** Whether the items that the model found are proved to be its best allowed ones; `fused` ranks only these. Always true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of a level. */
   exact: boolean;
-  /** How many of the model's first items are proved to be its best allowed ones. */
+  /** The number of the model's first items that are proved to be its best allowed ones. */
   num_exact: number;
   /** Rows that the model computed: one for the prompt, and one for each beam of each level. */
   rows: number;
-  /** Items of the history that the model saw, deleted ones too until a compaction. */
+  /** The number of items of the history that the model saw, deleted ones too until a compaction. */
   num_history_used: number;
-  /** Items of the history that the answer leaves out; 0 with `keep_history`. */
+  /** The number of items of the history that the answer leaves out; 0 with `keep_history`. */
   num_history_left_out: number;
   /** Whether the model read the user's token. */
   read_user: boolean;
@@ -503,7 +503,7 @@ export interface RecommendAnswer {
   index_version: string;
   /** 1 at start, one more after each reload of the rules. */
   rules_generation: number | null;
-  /** How many requests ran together. */
+  /** The number of requests that ran together. */
   batch_size: number;
   /** With `explain`: the beams of each level; empty if no search ran. Their scores include the largest boost below each beam. */
   levels?: Array<LevelAnswer>;

@@ -275,7 +275,7 @@ def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleA
     Args:
         name: The name of the rule.
         where: An SQL predicate over the columns.
-        refresh: How often the rule is evaluated again, such as "60s".
+        refresh: The interval at which the rule is evaluated again, such as "60s".
     """
     return _call("put_rule", RuleAnswer, {"name": name}, body=_encode(RuleBody(where=where, refresh=refresh)))
 
@@ -305,7 +305,7 @@ def put_boost(name: str, expression: str, *, refresh: str | None = None) -> Call
     Args:
         name: The name of the boost.
         expression: An SQL expression over the columns that yields a number for each item.
-        refresh: How often the boost is evaluated again, such as "1h".
+        refresh: The interval at which the boost is evaluated again, such as "1h".
     """
     return _call("put_boost", BoostAnswer, {"name": name}, body=_encode(BoostBody(expression=expression, refresh=refresh)))
 

@@ -172,7 +172,7 @@ class _Answer:
     """An answer while it arrives, within limits of time and size.
 
     Args:
-        send: What was sent.
+        send: The step that was sent.
         url: The address of the server.
         prefix: The prefix of the ids of this client's requests.
         max_bytes: The largest number of bytes of the body.

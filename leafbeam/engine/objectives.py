@@ -40,7 +40,7 @@ class Objectives:
     """What a request wants beside its rules.
 
     Args:
-        boost: What is added to the score of each item.
+        boost: The number that is added to the score of each item.
         policy: The caps and quotas of the list.
         quotas: The names of the quotas, in the order of the policy.
     """

@@ -178,10 +178,10 @@ class Result:
         codes: The Semantic ID of each item: one code per level.
         scores: If `model` ranked, log probabilities: items that share a SID share a score. Otherwise sums of features, which
             can be compared only within one answer.
-        channel: Who ranked: `model`, `memory` or `fused`.
+        channel: The source of the ranking: `model`, `memory` or `fused`.
         reasons: The largest part of each score, one for each item; empty if `model` ranked. A short answer of `memory` or
             `fused` is filled up with other allowed items: they come last, the most popular first, with the channel `popular`.
-        num_valid: How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`.
+        num_valid: The number of items that are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`.
         empty_rules: If no item is left: the rule, the pair of rules, or the smallest set of rules that together allow no
             item; parts of `filter` are given as text. If the rules alone allow items, `- deny_item_ids` and `- history`,
             which exclude them, are named like rules. Empty if an item is left.
@@ -189,16 +189,16 @@ class Result:
         exact: Whether the items that the model found are proved to be its best allowed ones; `fused` ranks only these. Always
             true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows`
             prefixes of a level.
-        num_exact: How many of the model's first items are proved to be its best allowed ones.
+        num_exact: The number of the model's first items that are proved to be its best allowed ones.
         rows: Rows that the model computed: one for the prompt, and one for each beam of each level.
-        num_history_used: Items of the history that the model saw, deleted ones too until a compaction.
-        num_history_left_out: Items of the history that the answer leaves out; 0 with `keep_history`.
+        num_history_used: The number of items of the history that the model saw, deleted ones too until a compaction.
+        num_history_left_out: The number of items of the history that the answer leaves out; 0 with `keep_history`.
         read_user: Whether the model read the user's token.
         ignored_history: Ids of the history that the index does not have.
         ignored_deny: Ids of `deny_item_ids` that the index does not have.
         index_version: The version of the index that answered.
         rules_generation: 1 at start, one more after each reload of the rules.
-        batch_size: How many requests ran together.
+        batch_size: The number of requests that ran together.
         timings: The seconds of each stage.
         levels: With `explain`: the beams of each level; empty if no search ran. Their scores include the largest boost below
             each beam.

@@ -64,7 +64,7 @@ class ServedModel:
 
     Args:
         model: The model.
-        parts: What it shares with the engine's other models.
+        parts: The parts that it shares with the engine's other models.
 
     Raises:
         CheckpointError: If the model's codebooks are not those of the index.

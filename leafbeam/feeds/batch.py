@@ -29,7 +29,7 @@ class ItemChange:
     """An item to put (with all its columns), to patch (with some of them) or to delete.
 
     Attributes:
-        operation: What to do.
+        operation: The kind of the change.
         row: `item_id` and, unless it is deleted, perhaps `codes` or `vector`, and attributes.
         place: The position in the source, such as "partition 0, offset 17".
     """
@@ -45,7 +45,7 @@ class Batch:
 
     Attributes:
         changes: The changes, in order.
-        bad: What is wrong with changes that cannot be read, by their positions in the source.
+        bad: The problems of changes that cannot be read, by their positions in the source.
         key: The same each time that the feed returns this batch, also after a crash.
         end: Where the next batch begins.
         position: The place in the whole source up to which changes are made once this batch is. A feed that is opened with it

@@ -28,8 +28,8 @@ class ItemColumn:
     Args:
         parts: For each segment of the index the values of its items, float32 or int32 (N,), by ordinals in leaf order.
         index: The index to which the column belongs.
-        weight: What each number is multiplied with, not negative.
-        shared: What the columns of `scaled` have in common.
+        weight: The factor of each number, not negative.
+        shared: The data that the columns of `scaled` have in common.
 
     Examples:
         >>> index = leafbeam.Trie.build([[0, 1], [1, 0]], codebook_sizes=[2, 2], item_ids=["a", "b"])

@@ -43,7 +43,7 @@ class Lines:
 
     Attributes:
         items: The items without a problem so far.
-        problems: What is wrong with the other lines, by number.
+        problems: The problems of the other lines, by number.
 
     Raises:
         DataError: If there are no lines, or more than 10,000.

@@ -45,7 +45,7 @@ class _Session:
     Args:
         index: The index.
         name: The name under which the shards know the search.
-        roots: What the requests may reach in each shard.
+        roots: The first codes and leaves that the requests may reach in each shard.
     """
 
     def __init__(self, index: ShardedIndex, name: str, roots: Sequence[ShardRoots]) -> None:
@@ -163,7 +163,8 @@ class ShardedSearch:
         scoring: As for `BeamSearch`.
         num_items: As for `BeamSearch`.
         max_rows: As for `BeamSearch`.
-        num_retries: How often a search may begin again from the prompts, once a shard that did not answer answers again.
+        num_retries: The number of times that a search may begin again from the prompts, once a shard that did not
+            answer answers again.
 
     Raises:
         ArgumentError: As for `BeamSearch`.

@@ -35,7 +35,7 @@ class ShardLink(Protocol):
 
         Raises:
             ShardError: If a shard does not answer; the message names it.
-            LeafbeamError: What a shard raised.
+            LeafbeamError: The error that a shard raised.
         """
         ...
 
@@ -91,7 +91,7 @@ class ShardTraffic:
     """The calls and bytes between a driver and its shards.
 
     Args:
-        hops: How often the driver waited for answers; each time it called one shard or several at once.
+        hops: The number of times that the driver waited for answers; each time it called one shard or several at once.
         messages: The number of calls, each of one shard.
         bytes_sent: The bytes of arrays in the calls.
         bytes_received: The bytes of arrays in the answers.

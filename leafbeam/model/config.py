@@ -71,14 +71,14 @@ class ModelConfig:
         feed_forward_bias: Whether the feed-forward matrices have biases.
         hidden_act: The activation of the feed-forward block.
         is_gated: Whether one matrix of the feed-forward block gates another.
-        embedding_scale: What embeddings are multiplied by where they enter the first layer.
+        embedding_scale: The factor of embeddings where they enter the first layer.
         learned_positions: Whether an embedding of the position is added to that of the token.
-        attention_scale: What products of queries and keys are multiplied by; 0 is head_dim ** -0.5.
+        attention_scale: The factor of products of queries and keys; 0 is head_dim ** -0.5.
         attention_cap: The soft cap of attention scores, cap * tanh(score / cap); 0 is none.
         logit_cap: The soft cap of logits; 0 is none.
         rope_frequencies: The rotation's radians per position of each pair of values; empty: those of rope_theta. Pairs of 0 are
             not rotated.
-        rope_scale: What rotated values are multiplied by.
+        rope_scale: The factor of rotated values.
         local_layers: The layers whose tokens attend only to the last sliding_window ones, themselves included.
         local_frequencies: As rope_frequencies, of the local layers; empty: as in all layers.
         local_scale: As rope_scale, of the local layers.

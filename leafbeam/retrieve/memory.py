@@ -358,7 +358,7 @@ class ItemMemory:
         Args:
             history: Item ids, oldest first. Unknown ids are ignored.
             num_items: The largest number of items.
-            allowed_N: Which items may be returned, in the order of `item_ids`; see `BoundMemory.allowed` for a filter of an
+            allowed_N: The items that may be returned, in the order of `item_ids`; see `BoundMemory.allowed` for a filter of an
                 index.
             deny: Items that may not be returned, such as those that the user has.
         """
@@ -389,7 +389,7 @@ class ItemMemory:
 
         Args:
             rows_h: The rows of the history, newest first, as `newest` returns them.
-            allowed_N: Which items are allowed; None allows all.
+            allowed_N: The items that are allowed; None allows all.
         """
         state = self._state
         if allowed_N is None:

@@ -68,7 +68,7 @@ def create_app(
         config: Only the bounds of bodies and answers, the seconds to stop, sites, users and the log of requests are read.
         text: The language model.
         writer: Changes the engine's catalog for clients, or the reason why it cannot be changed.
-        access: Who may do what; by default, programs on this machine may change the catalog.
+        access: The rights of clients; by default, programs on this machine may change the catalog.
         observation: Logs and traces requests; by default it logs them as `config` says.
     """
     if engine is None and text is None:

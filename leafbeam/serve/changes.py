@@ -77,7 +77,7 @@ def open_changed(
     Raises:
         LockedError: If another process writes the directory, with "on".
         ConflictError: If the index was built again since the changes began.
-        LeafbeamError: What `CatalogFiles.open` raises.
+        LeafbeamError: As for `CatalogFiles.open`.
     """
     files, live = _open_directory(replace(files, data_may_fail=True), directory, opened, changes)  # clients wrote the data
     memory, source = files.open_memory(opened), files.open(opened)

@@ -268,7 +268,7 @@ def log_from_tables(
         interactions: The interactions.
         items: The items.
         columns: The names of the columns.
-        rules: What is kept, dropped and converted.
+        rules: The rules by which rows are kept, dropped and converted.
 
     Raises:
         DataError: If a column is missing; an id is empty, has control characters, or has another type than others; an item is

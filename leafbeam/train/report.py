@@ -113,7 +113,7 @@ class EvaluationReport:
         fit_on: The parts on which the baselines, and the model, were fitted.
         segments: Recall@10 for items by "popularity" (their training interactions) and for users by the length of their
             "history", in the lists that the verdict compares.
-        lists: What the lists of each method show.
+        lists: The shares and novelty of the lists of each method.
     """
 
     part: str

@@ -69,7 +69,7 @@ def segments_of(
 
     Args:
         ranks: The ranks of each ranking by its name.
-        seen: Which of their lists count.
+        seen: The lists that count: with seen items, or without.
         values_U: The number of each user.
         least: The smallest number of each segment, ascending.
     """
@@ -92,7 +92,7 @@ def plot(segments: Mapping[str, Sequence[Segment]], names: Mapping[str, str], ti
 
     Args:
         segments: The segments of each panel, by the label of its axis.
-        names: What to call each ranking that is drawn.
+        names: The name of each ranking that is drawn.
         title: The title of the figure.
     """
     with optional_imports("a plot"):
