@@ -30,8 +30,8 @@ class Access:
     """The rules of who may do what with a server.
 
     Args:
-        changes: The clients that may change what is served, if there are no keys: "local" for programs on this machine, and no page
-            of another site that a browser shows here; "open" for everyone; "off" for no client. Everyone may read.
+        changes: The clients that may change what is served, if there are no keys: "local" for programs on this machine, and no
+            page of another site that a browser shows here; "open" for everyone; "off" for no client. Everyone may read.
         reason: Why changes are off.
         keys: The keys of clients, each with a scope; None without keys.
     """
