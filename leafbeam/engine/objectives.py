@@ -23,7 +23,7 @@ _SumKey = tuple[tuple[int, ...], tuple[float, ...]]  # the ids of the columns, a
 
 
 class Rules(Protocol):
-    """What a rule set knows of boosts and groups."""
+    """The boosts and groups of a rule set."""
 
     @property
     def version(self) -> Version: ...
@@ -37,7 +37,7 @@ class Rules(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Objectives:
-    """What a request wants beside its rules.
+    """The boost, caps and quotas of a request.
 
     Args:
         boost: The number that is added to the score of each item.

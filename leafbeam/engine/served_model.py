@@ -31,7 +31,7 @@ log = logging.getLogger("leafbeam.engine")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineParts:
-    """What all models of an engine share.
+    """The parts that all models of an engine share.
 
     Args:
         index: The catalog, or the version of an index without rules.

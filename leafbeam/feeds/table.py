@@ -61,10 +61,11 @@ class VersionedTable(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """How far a table is followed. All changes up to `version` are made (None: the table is new), and the first `row` of those
-    from there to the version `to`. key, until: of the batch under way, changes `row` to before `until`.
+    """A position in a followed table.
 
-    columns: those that were taken. whole: they were others before, so every row of `to` is put.
+    All changes up to `version` are made (None: the table is new), and the first `row` of those from there to the version `to`.
+    key, until: of the batch under way, changes `row` to before `until`. columns: those that were taken. whole: whether they
+    were others before, so that every row of `to` is put.
     """
 
     table_id: str

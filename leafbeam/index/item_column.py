@@ -174,7 +174,7 @@ class _Before:
 
 @dataclass(slots=True)
 class _Shared:
-    """What columns share that differ in their weights: the largest numbers below prefixes, and the negated column.
+    """The data of columns that differ only in their weights: the largest numbers below prefixes, and the negated column.
 
     segments: the columns that were joined, which outlive a version of a live index; () for a column of its own.
     before, negated_before: of the column that this one was before some items changed.

@@ -39,7 +39,10 @@ class ChangeAnswer(Struct, frozen=True, kw_only=True):
 
 
 class FeedStatus(Struct, frozen=True, kw_only=True):
-    """How far the source of the items is followed. Servers that began alike and have the same position have the same items."""
+    """The progress in the followed source of the items.
+
+    Servers that began alike and have the same position have the same items.
+    """
 
     source: Annotated[str, Meta(description="The name of the source.")]
     position: Annotated[dict[str, Any], Meta(description="The place in the source up to which all changes are made.")]

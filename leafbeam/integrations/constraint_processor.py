@@ -235,7 +235,7 @@ def automaton_of(constraint: TextConstraint, tokenizer: TextTokenizer | None) ->
 
 
 class _Rule(Protocol):
-    """What one prompt's rows may be. max_token: the largest token of the language, or of the vocabulary."""
+    """The language of one prompt's rows. max_token: the largest token of the language, or of the vocabulary."""
 
     max_token: int
 

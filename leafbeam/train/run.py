@@ -32,7 +32,7 @@ _BASELINES_SHARE = 0.1  # of a budget in minutes
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainOptions:
-    """How a training runs, beside its recipe.
+    """The options of a training, beside its recipe.
 
     Args:
         progress: Called with the state of training.

@@ -96,7 +96,7 @@ def are_fused(matrices: Sequence[Matrix], products: torch.dtype) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductTuning:
-    """How the layers' matrices are multiplied.
+    """The products of the layers' matrices.
 
     Args:
         is_fused: Whether all layers run in one call, because their matrices are small.

@@ -43,7 +43,7 @@ class _CacheSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuOptions:
-    """How a `CpuRunner` runs.
+    """The settings of a `CpuRunner`.
 
     Args:
         workspace: The buffers to use; None for buffers of its own. In a workspace logits stay valid until the next call,
