@@ -84,9 +84,8 @@ class VllmModel:
     def _refusal(self, query: TokenQuery) -> InferenceError | None:
         """Return what vLLM would refuse, with the whole batch."""
         if len(query.prefix) >= self.max_tokens:
-            message = (
-                f"a prompt and its item have {len(query.prefix) + 1:,} tokens: the engine reads at most {self.max_tokens:,}"
-            )
+            length = counted(len(query.prefix) + 1, "token")
+            message = f"a prompt and its item have {length}: the engine reads at most {self.max_tokens:,}"
             return InferenceError(message, reason="refused")
         largest = max(max(query.prefix), int(query.tokens_C.max(initial=0)))
         if largest >= self.vocabulary_size:

@@ -171,7 +171,7 @@ def check_names(names: Sequence[str], source: str) -> None:
         if name.lower() in before:
             other = before[name.lower()]
             both = f"the column {name!r} twice" if other == name else f"the columns {other!r} and {name!r}"
-            raise DataError(f"{source} has {both} (names are equal if only upper and lower case differ): rename one of them")
+            raise DataError(f"{source} has {both} (upper and lower case ignored): rename one of them")
         before[name.lower()] = name
 
 

@@ -384,7 +384,7 @@ class _Rows(NamedTuple):
             "tied_times": rows.num_tied if rules.order == "time" else 0,
         }
         if not core_E.any():
-            rule = f"has a user and an item with {rules.k_core} rows each" if rules.k_core else "has an item that is listed"
+            rule = f"is in the {rules.k_core}-core of users and items" if rules.k_core else "has an item that is listed"
             raise DataError(f"of {counted(len(listed_E), 'row')} none {rule}")
         return rows.at(core_E), counts
 

@@ -400,7 +400,7 @@ def test_a_file_without_a_proper_table_of_items_is_a_named_error(tmp_path):
         "CREATE TABLE items AS SELECT 1 AS id": "no column 'item_id'",
         "CREATE TABLE items AS SELECT 1.5::DOUBLE AS item_id": "has to hold whole numbers or text",
         "CREATE TABLE items AS SELECT unnest([1, 2, 2, NULL]) AS item_id": "has 1 row without item_id",
-        "CREATE TABLE items AS SELECT unnest([1, 2, 2, 3]) AS item_id": r"these occur more often: 2 \(2 rows\)",
+        "CREATE TABLE items AS SELECT unnest([1, 2, 2, 3]) AS item_id": r"these occur again: 2 \(2 rows\)",
         "CREATE TABLE items AS SELECT 18446744073709551615::UBIGINT AS item_id": "fit 64-bit",
     }
     for number, (sql, says) in enumerate(cases.items()):

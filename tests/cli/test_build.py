@@ -234,7 +234,7 @@ def test_inspect_takes_one_of_its_two_arguments(tmp_path: Path) -> None:
     for words in ((), (tmp_path, "--plan", "5,3,2")):
         result = call("inspect", *words)
         assert result.exit_code == 2
-        assert "one of the two" in result.stderr
+        assert "either a PATH" in result.stderr
 
 
 @pytest.mark.parametrize("how", ["c", "list"])

@@ -180,7 +180,9 @@ def test_more_levels_than_possible_are_refused_with_the_option(tmp_path: Path, f
     """S2: a matrix of levels and many items, and one of items that is turned."""
     codes = codes_of((32, 32, 32), 100)
     path = form(tmp_path, codes.T)
-    with pytest.raises(DataError, match=r"3 items of 100 levels, at most 65 are possible: read it with --transposed"):
+    with pytest.raises(
+        DataError, match=r"3 items of 100 levels, but at most 65 levels are possible: read it with --transposed"
+    ):
         read_sids(path)
     assert read_sids(path, transposed=True).numbers_NL.tolist() == codes.tolist()
     with pytest.raises(DataError, match=r"read it without --transposed"):
@@ -223,7 +225,7 @@ def test_objects_from_sids_to_items_and_tokens_in_one_text_are_read(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"<a_1><b_2>": [7], "<a_0><b_3>": [7]}, "item 7 is in <a_0><b_3> and before"),
+        ({"<a_1><b_2>": [7], "<a_0><b_3>": [7]}, "item 7 is in <a_0><b_3> and in an earlier one"),
         ({"<a_1><b_2>": [None]}, "has the item None"),
         ({"<a_1><b_2>": [[7]]}, "has the item"),
         ({"<a_1><b_2>": [7], "other": [8]}, "has Semantic IDs as keys, but also 'other'"),

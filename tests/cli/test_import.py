@@ -98,7 +98,7 @@ def test_every_form_makes_the_same_run(tmp_path: Path, column: str, words: tuple
         ("a.json", {"1": [True]}, "has the code True"),
         ("a.json", {"1": [1.5]}, "has the code 1.5"),
         ("a.json", {"1": ["<a_1234567890>"]}, "has the code '<a_1234567890>'"),
-        ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 1, "codes": [2]}', "item 1 is in line 2 and before"),
+        ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 1, "codes": [2]}', "item 1 is in line 2 and in an earlier one"),
         ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": "b", "codes": [2]}', "has item ids of the types int and str"),
         ("a.jsonl", '{"item_id": null, "codes": [1]}', "line 1 has item_id None"),
         ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 2}', "item 2 has the codes None"),

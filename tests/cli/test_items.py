@@ -139,7 +139,7 @@ def test_a_change_of_an_item_loads_no_model_no_server_and_no_needless_encoder(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("INSERT INTO items SELECT * FROM items WHERE item_id = 'i2'", "these occur more often: 'i2' (2 rows)"),
+        ("INSERT INTO items SELECT * FROM items WHERE item_id = 'i2'", "these occur again: 'i2' (2 rows)"),
         ("INSERT INTO items (title) VALUES ('tea')", "has 1 row without item_id"),
         ("CREATE TABLE other AS FROM items; DROP TABLE items; CREATE VIEW items AS FROM other", "has to be a table"),
         ("ALTER TABLE items ALTER item_id TYPE INT USING CAST(item_id[2:] AS INT)", "ids of this index are strings"),

@@ -164,7 +164,7 @@ BAD_ROWS: list[tuple[str, str, bytes, str]] = [
     ("D8 NUL in a name", "jsonl", b'{"item_id": "a", "x\\u0000y": 1}', "has a NUL character in the name of the column 'x"),
     ("D8 JSON", "jsonl", b'{"item_id": "a\\u0007"}', "column 'item_id': control characters, such as line breaks, in line 1"),
     ("D10 JSON", "jsonl", b'{"item_id": "a", "n": 1, "n": 2}', "line 1 cannot be read as JSON: 'n' occurs twice"),
-    ("D11 case", "csv", b"item_id,Price,price\na,1,2\n", "the columns 'Price' and 'price' (names are equal if only"),
+    ("D11 case", "csv", b"item_id,Price,price\na,1,2\n", "the columns 'Price' and 'price' (upper and lower case ignored)"),
     ("D11 JSON", "jsonl", b'{"item_id": "a", "Price": 1, "price": 2}', "the columns 'Price' and 'price'"),
     ("ragged", "csv", b"item_id,title\na,x\n\nb\n", "line 4 has 1 cell, but the first line names 2 columns"),
     ("types", "jsonl", b'{"item_id": "a", "n": 1}\n{"item_id": "b", "n": "1"}',
