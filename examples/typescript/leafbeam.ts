@@ -230,7 +230,7 @@ export interface ErrorDetail {
   lines?: Record<string, string> | null;
 }
 
-/** How far the source of the items is followed. Servers that began alike and have the same position have the same items. */
+/** The progress in the followed source of the items. Servers that began alike and have the same position have the same items. */
 export interface FeedStatus {
   /** The name of the source. */
   source: string;

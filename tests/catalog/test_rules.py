@@ -160,7 +160,7 @@ def test_a_rule_of_a_command_line_is_one_text():
         (["cheap=a" + ".a" * 1001 + " = 1.5"], "rule 'cheap' has 1,001 dots outside numbers: expected at most 1,000"),
         (["cheap=price > 1" + " or price > 1.5" * 5000], "rule 'cheap' has 75,009 characters: expected at most 65,536"),
         (["cheap=" + "(" * 101], "rule 'cheap' has brackets nested 101 levels deep: expected at most 100"),
-        (["cheap=" + "len([" * 51 + "1" + "])" * 51 + " > 0"], "rule 'cheap' has 102 brackets inside each other"),
+        (["cheap=" + "len([" * 51 + "1" + "])" * 51 + " > 0"], "rule 'cheap' has brackets nested 102 levels deep"),
     ],
 )
 def test_an_invalid_text_of_a_rule_is_refused(texts, says):

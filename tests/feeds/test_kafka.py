@@ -102,7 +102,7 @@ def test_a_bad_change_is_named_by_its_offset_or_skipped_and_counted(broker: Brok
         assert counts(run(broker, topic, client, skip_bad=True)) == (2, 0, 0, 1)
         assert "skipped partition 3, offset 1" in caplog.text
         broker.send(topic, created(row(2002, colour="red")), created(row(2003)), created(row(2004, codes=[99, 0])), partition=3)
-        with pytest.raises(FeedError, match=r"2 of its changes cannot be made.*offset 3: there is no column 'colour'"):
+        with pytest.raises(FeedError, match=r"2 of its changes cannot be applied.*offset 3: there is no column 'colour'"):
             run(broker, topic, client)
         assert in_index(client, [2003]) == [False]
         assert counts(run(broker, topic, client, skip_bad=True)) == (1, 0, 0, 2)

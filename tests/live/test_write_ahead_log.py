@@ -170,7 +170,7 @@ def test_records_beyond_the_memory_are_a_log_error(log_path: Path, monkeypatch: 
         raise MemoryError
 
     monkeypatch.setattr(write_ahead_log, "LogRecord", no_memory)
-    with pytest.raises(LogError, match="more memory than there is"):
+    with pytest.raises(LogError, match="more memory than is free"):
         LogContents.read(log_path)
 
 

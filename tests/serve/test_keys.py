@@ -257,7 +257,7 @@ def test_two_keys_of_one_hash_are_refused(tmp_path: Path) -> None:
     """A7"""
     entries = [{"name": name, "scope": scope, "sha256": "0" * 64} for name, scope in (("a", "read"), ("b", "admin"))]
     (tmp_path / "keys.json").write_text(json.dumps({"keys": entries}))
-    with pytest.raises(DataError, match="'a' and 'b' have one sha256"):
+    with pytest.raises(DataError, match="'a' and 'b' have the same sha256"):
         KeyFile(tmp_path / "keys.json")
 
 
