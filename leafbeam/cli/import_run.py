@@ -99,7 +99,7 @@ class TokenOptions:
             if value is None or (name == "separator" and value == ""):
                 continue
             if model is None:
-                raise ArgumentError(f"--{name.replace('_', '-')} works only with --model")
+                raise ArgumentError(f"--{name.replace('_', '-')} needs --model")
             if recipe.load is not None:
                 raise ArgumentError(
                     f"--{name.replace('_', '-')}: a checkpoint of this recipe already names its tokens: leave the option out"

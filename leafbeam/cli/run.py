@@ -77,7 +77,7 @@ class Source:
         for name in (*_COLUMNS, "time_unit", "order", "text_ids", "delimiter", "items_delimiter", "encoding"):
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 flag = "--" + name.replace("_", "-")
-                raise ArgumentError(f"{flag} works only with --format tables; {self.kind} has columns and units of its own")
+                raise ArgumentError(f"{flag} needs --format tables; {self.kind} has columns and units of its own")
 
     def read(self) -> train.InteractionLog:
         """Read the log.

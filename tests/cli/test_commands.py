@@ -152,8 +152,8 @@ def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: t
         (("fit-sids", "--codebooks", "0,4"), "of each level, at least 1"),
         (("fit-sids", "--collision-strategy", "glue"), "not one of 'spread', 'level', 'free', 'hungarian', 'sinkhorn', 'none'"),
         (("fit-sids", "--format", "movielens", "--items", "m.csv"), "works only with --format tables or amazon"),
-        (("fit-sids", "--format", "amazon", "--time-unit", "ms"), "--time-unit works only with --format tables"),
-        (("fit-sids", "--format", "movielens", "--text-ids"), "--text-ids works only with --format tables"),
+        (("fit-sids", "--format", "amazon", "--time-unit", "ms"), "--time-unit needs --format tables"),
+        (("fit-sids", "--format", "movielens", "--text-ids"), "--text-ids needs --format tables"),
         (("fit-sids",), "interactions.parquet"),
         (("fit-sids", "--data", "nowhere/at/all"), "there is no nowhere/at/all: pass the log's directory or file with --data"),
         (("train", "--width", "33"), "multiple of 32"),
@@ -215,7 +215,7 @@ def test_inspecting_a_foreign_file_says_what_it_is_not(tmp_path: Path, name: str
 def test_inspecting_an_empty_directory_says_what_it_is_not(tmp_path: Path):
     result = call("inspect", tmp_path)
     assert result.exit_code == 2
-    assert "neither a model's directory, a run's nor a table's" in result.stderr
+    assert "is not a directory of a model, a run, a table or shards" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
