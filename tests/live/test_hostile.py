@@ -78,7 +78,7 @@ def test_a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for(shop: Path,
     if name == "lock" and read_only:
         LiveIndex.open(shop, read_only=True).close()
         return
-    with pytest.raises(LogError, match="(is not|must be) a regular file"):
+    with pytest.raises(LogError, match=r"(is not|must be) a regular file"):
         LiveIndex.open(shop, read_only=read_only)
 
 
