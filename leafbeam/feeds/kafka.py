@@ -1,5 +1,6 @@
 """KafkaFeed: the changes of a table that Debezium writes to a Kafka topic."""
 
+import itertools
 import json
 import time
 from collections import deque
@@ -21,7 +22,8 @@ T = TypeVar("T")
 class KafkaFeed:
     """The messages of a topic, each a change in Debezium's envelope (JSON), which this process alone reads.
 
-    A batch is of one partition. The offset's metadata holds the end and the key of the unfinished batch until it is committed.
+    With a consumer group, a batch is of one partition: the offset's metadata holds the end and the key of the unfinished batch
+    until it is committed. Where the catalog keeps the position, a batch is of all partitions with messages.
 
     Args:
         servers: The brokers, such as "localhost:9092,other:9092".
@@ -69,7 +71,7 @@ class KafkaFeed:
         self._positions: dict[int, int] = {}  # where the next batch of each partition begins
         self._polled_at = 0.0
         self._made_until: dict[int, float] = {}  # the time before which nothing is missing from a partition
-        self._read_until = 0.0  # the same of the batch that is under way
+        self._read_until: dict[int, float] = {}  # the same of the batch that is under way
         try:
             self._positions = self._open() if self._kept is None else self._open_at(self._kept)
             self._listed = time.monotonic()
@@ -107,20 +109,25 @@ class KafkaFeed:
             if not self._waiting and (left <= 0 or self.is_at_end):
                 self._add_partitions()
                 return None
-        partition = next(iter(self._waiting))
-        messages = self._waiting.pop(partition)
-        self._read_until = max(message.timestamp()[1] for message in messages) / 1e3
-        batch = self._batch(partition, messages, uuid4().hex)
-        pending = json.dumps({"until": batch.end["offset"], "key": batch.key})
-        self._commit([TopicPartition(self._topic, partition, _offset(messages[0]), pending)])
+        partitions = [next(iter(self._waiting))] if self._kept is None else list(self._waiting)
+        read = {partition: self._waiting.pop(partition) for partition in partitions}
+        self._read_until = {
+            partition: max(message.timestamp()[1] for message in messages) / 1e3 for partition, messages in read.items()
+        }
+        ends = {partition: _offset(messages[-1]) + 1 for partition, messages in read.items()}
+        batch = self._batch(read, uuid4().hex, ends)
+        for partition, messages in read.items():
+            pending = json.dumps({"until": batch.end[str(partition)], "key": batch.key})
+            self._commit([TopicPartition(self._topic, partition, _offset(messages[0]), pending)])
         return batch
 
     def commit(self, batch: Batch) -> None:
         """Record that a batch is done (see Feed)."""
-        partition, offset = batch.end["partition"], batch.end["offset"]
-        self._positions[partition] = offset
-        self._made_until[partition] = max(self._read_until, self._made_until.get(partition, 0.0))
-        self._commit([TopicPartition(self._topic, partition, offset, "")])
+        for name, offset in batch.end.items():
+            partition = int(name)
+            self._positions[partition] = offset
+            self._made_until[partition] = max(self._read_until.get(partition, 0.0), self._made_until.get(partition, 0.0))
+            self._commit([TopicPartition(self._topic, partition, offset, "")])
 
     def close(self) -> None:
         """Leave the brokers; changes that are not committed are delivered again."""
@@ -153,7 +160,7 @@ class KafkaFeed:
             self._commit([TopicPartition(self._topic, offset.partition, positions[offset.partition], "") for offset in fresh])
         for partition, (until, key) in pending.items():
             messages = self._reread(partition, positions[partition], until)
-            self._again.append(self._batch(partition, messages, key, until))
+            self._again.append(self._batch({partition: messages}, key, {partition: until}))
             positions[partition] = until
         self._assign(positions)
         return positions
@@ -231,11 +238,12 @@ class KafkaFeed:
                 self._check(error)
         return changes
 
-    def _batch(self, partition: int, messages: Sequence[Message], key: str, until: int | None = None) -> Batch:
+    def _batch(self, read: Mapping[int, Sequence[Message]], key: str, ends: Mapping[int, int]) -> Batch:
+        """Return the batch of some messages. ends: where the next batch of each partition begins."""
         changes: list[ItemChange] = []
         bad: dict[str, str] = {}
-        for message in messages:
-            value, where = message.value(), f"partition {partition}, offset {_offset(message)}"
+        for message in itertools.chain.from_iterable(read.values()):
+            value, where = message.value(), f"partition {_partition(message)}, offset {_offset(message)}"
             if value is None:  # a tombstone: the message before it was the deletion
                 continue
             try:
@@ -243,13 +251,13 @@ class KafkaFeed:
                 changes.append(ItemChange(operation=operation, row=row, place=where))
             except DataError as error:
                 bad[where] = str(error)
-        offset = _offset(messages[-1]) + 1 if until is None else until
+        end = {str(partition): offset for partition, offset in ends.items()}
         return Batch(
             changes=tuple(changes),
             bad=bad,
             key=key,
-            end={"partition": partition, "offset": offset},
-            position=self.position | {str(partition): offset},
+            end=end,
+            position=self.position | end,
         )
 
     def _partitions(self) -> set[int]:

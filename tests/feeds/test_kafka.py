@@ -121,6 +121,28 @@ def test_a_follower_may_begin_at_the_end_and_stays_there(broker: Broker, shop: A
         assert in_index(client, [2000, 2001]) == [False, True]
 
 
+def test_a_batch_has_messages_of_all_partitions_where_the_catalog_keeps_the_position(broker: Broker) -> None:
+    topic, sizes = broker.new_topic(), []
+    for partition in range(4):
+        broker.send(topic, *[created(row(partition + 4 * number)) for number in range(10)], partition=partition)
+    position: dict[str, object] = {}
+    seen: dict[int, list[int]] = {partition: [] for partition in range(4)}
+    with closing(broker.feed(topic, position=position, max_changes=16)) as feed:
+        time.sleep(1)  # so that messages of all partitions are at hand
+        while not feed.is_at_end:
+            batch = feed.read(0.05)
+            if batch is not None:
+                sizes.append((len(batch.changes), len(batch.end)))
+                for change in batch.changes:
+                    seen[change.row["item_id"] % 4].append(change.row["item_id"])
+                assert batch.position == feed.position | batch.end
+                feed.commit(batch)
+                assert feed.position == batch.position
+    assert max(count for count, _ in sizes) <= 16
+    assert max(partitions for _, partitions in sizes) > 1
+    assert seen == {partition: [partition + 4 * number for number in range(10)] for partition in range(4)}
+
+
 def test_a_change_after_a_quiet_time_does_not_make_the_items_old(broker: Broker) -> None:
     topic = broker.new_topic()
     for partition in range(4):
