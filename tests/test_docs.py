@@ -20,6 +20,7 @@ import yaml
 from markdown.extensions.toc import slugify
 
 import leafbeam
+from benchmarks.gpu.parts import PARTS
 from leafbeam import Trie, decode, errors, index
 from leafbeam.catalog import Catalog
 from leafbeam.catalog.rule_config import read_rules
@@ -299,6 +300,17 @@ def test_metrics_reasons_and_errors_are_those_of_the_code() -> None:
     reasons = {reason for name in COUNTERS if name != "graphs" for reason in COUNTERS[name].reasons}
     assert [reason for reason in reasons if f'"{reason}"' not in page and f"`{reason}`" not in page] == []
     assert [name for name in errors.__all__ if f"`{name}`" not in page and name != "LeafbeamError"] == []
+
+
+def test_parts_for_a_gpu_have_rows_or_are_listed_as_not_measured_with_their_goals() -> None:
+    page, heading = "docs/results/speed.md", "Not measured on a GPU"
+    rows = rows_of(page, heading)
+    listed = {name for cell in rows for name in re.split("`?, `?", cell)}
+    measured = [json.loads(row)["parameters"]["what"] for row in read("benchmarks/results/gpu.jsonl").splitlines()]
+    assert listed <= set(PARTS)
+    for name, part in PARTS.items():
+        assert name in listed or any(what.startswith(name) for what in measured), f"{page} does not list {name}"
+        assert part.goal in read(page).split(f"# {heading}\n")[1]
 
 
 def test_the_citation_and_the_hooks_are_those_of_the_project() -> None:

@@ -38,13 +38,14 @@ from tests.fixtures.static_runs import SIZES, Asked, new_encoder_decoder, new_mo
 class Plain:
     """Replays by running; every capture is written down."""
 
-    def __init__(self, captured: list[Bucket], most: int = 1 << 30) -> None:
-        self.captured, self.most = captured, most
+    def __init__(self, captured: list[Bucket], most: int = 1 << 30, error: Exception | None = None) -> None:
+        self.captured, self.most, self.error = captured, most, error
         self.nbytes = 0
 
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
         if decode.bucket.padded_tokens > self.most:
-            raise MemoryError(f"{decode.bucket.padded_tokens} tokens are too many")
+            assert self.error is not None
+            raise self.error
         decode.run()
         self.nbytes = max(self.nbytes, decode.work_bytes)
         self.captured.append(decode.bucket)
@@ -74,6 +75,7 @@ class Rack:
         index: Any = TorchIndex,
         most: int = 1 << 30,
         scorings: tuple[Scoring, ...] = ("full",),
+        error: Exception | None = None,
     ) -> None:
         self.captured: list[Bucket] = []
         self.counts = Counts()
@@ -89,7 +91,7 @@ class Rack:
                 )
             ],
             bind=lambda version: index(version, "cpu"),
-            capturer=lambda: Plain(self.captured, most),
+            capturer=lambda: Plain(self.captured, most, error),
             max_bytes=max_bytes,
             counts=self.counts,
         )
@@ -196,11 +198,20 @@ def test_the_budget_is_kept_and_what_does_not_fit_is_not_captured(version) -> No
     assert nothing.counts.of("graphs")["no_bucket"] == 1
 
 
-def test_what_there_is_no_memory_for_is_left_out(version, caplog) -> None:
-    rack = Rack(version, most=30)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: operation failed due to a previous error during capture"),  # from the end of a capture
+    ],
+)
+def test_what_there_is_no_memory_for_is_left_out(version, caplog, error: Exception) -> None:
+    rack = Rack(version, most=30, error=error)
     assert [(one.batch, one.length) for one in rack.captured] == [(1, 30)]
-    assert "no memory to capture Bucket(batch=2, length=30" in caplog.text
+    assert f"Bucket(batch=2, length=30, num_beams=6, scoring='full') cannot be captured: {error}" in caplog.text
     assert rack.search(version, rack.asked(version, 1))
+    with pytest.raises(RuntimeError, match=f"cannot be captured: {error}"):
+        Rack(version, most=1, error=error)
 
 
 def test_a_version_of_equal_sizes_is_brought_in_without_a_capture(version) -> None:

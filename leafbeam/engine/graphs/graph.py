@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 
@@ -24,9 +24,6 @@ from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.attention.types import Attention
 from leafbeam.ops.constrain import Scoring
-
-if TYPE_CHECKING:  # needs Triton
-    from leafbeam.ops.constrain.triton.step import VersionArrays
 
 log = logging.getLogger("leafbeam.engine")
 
@@ -47,15 +44,15 @@ class CudaCapturer:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
-        """Return a function that replays `decode.run()`, which runs once to compile its kernels and is then recorded."""
+        """A function that replays `decode.run()`, which runs once to compile its kernels and is then recorded."""
         self.wait()  # its inputs were written on another stream
-        with torch.cuda.stream(self._stream):
-            decode.run()
-        self.wait()
-        free, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.stream(self._stream):  # torch.cuda.graph does not leave the stream if a capture fails
             decode.run()
+            self.wait()
+            free, _ = torch.cuda.mem_get_info(self._device)
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                decode.run()
         # What torch reserves for the pool, and what the driver takes for the graph's nodes.
         self.nbytes += max(0, free - torch.cuda.mem_get_info(self._device)[0])
         return graph.replay
@@ -117,7 +114,7 @@ class Graphs:
         self._buckets = sorted(buckets, key=_priority, reverse=True)
         self._capturer, self._max_bytes = capturer, max_bytes
         self._lock = threading.Condition()
-        self._prepared: tuple[Version, VersionArrays] | None = None  # arrays to copy when no batch runs
+        self._prepared: tuple[Version, Any] | None = None  # arrays to copy when no batch runs
         self._preparing: Version | None = None
         self._failed: Version | None = None
         self._captured: _Captured | None = self._capture_all(version)
@@ -151,15 +148,15 @@ class Graphs:
         requests, tokens, longest = len(batch.requests), int(batch.lengths_B.sum()), int(batch.lengths_B.max())
         size = BatchSize(requests=requests, tokens=tokens, longest=longest, beam_rows=0)
         with self._pinned(batch.version) as captured:
-            reason, replay = "version", None
+            reason, found = "version", None
             if captured is not None:
                 fitting = [
                     pair for pair in captured.decodes if pair[0].bucket.holds(size, num_beams, scoring, is_proof=is_proof)
                 ]
-                reason, replay = "no_bucket", None
+                reason, found = "no_bucket", None
                 if fitting:
                     try:
-                        reason, replay = _replayed(*fitting[0], batch)
+                        reason, found = _replayed(*fitting[0], batch)
                     except LogitsError:
                         raise
                     except Exception as error:
@@ -167,7 +164,7 @@ class Graphs:
                         captured.decodes.remove(fitting[0])
                         log.warning("%s failed and is not used again; its batch runs eagerly: %s", fitting[0][0].bucket, error)
             self._counts.add("graphs", reason)
-            return replay
+            return found
 
     @contextmanager
     def _pinned(self, version: Version) -> Generator[_Captured | None, None, None]:
@@ -233,10 +230,8 @@ class Graphs:
                     self._preparing, self._captured = None, again or self._captured
                 self._lock.notify_all()
 
-    def _prepare(self, captured: _Captured, version: Version) -> "tuple[Version, VersionArrays] | None":
-        """Return a version's arrays on the device; None if they do not fit over the present ones. The
-        present graphs are then freed.
-        """
+    def _prepare(self, captured: _Captured, version: Version) -> tuple[Version, Any] | None:
+        """A version's arrays on the device; None where they do not fit over the present ones, whose graphs are then freed."""
         arrays = captured.index.prepare(version)
         captured.capturer.wait()
         if captured.index.fits(arrays):
@@ -249,14 +244,18 @@ class Graphs:
         return None
 
     def _capture_all(self, version: Version) -> _Captured:
-        """Capture all graphs anew, as many as the budget holds."""
+        """Capture all graphs anew, as many as the budget holds. Raises RuntimeError if each of them fails."""
         begun = time.monotonic()
         captured = _Captured(index=self._bind(version), version=version, capturer=self._capturer())
+        failures: list[str] = []  # the errors themselves would hold the buffers
         for bucket in self._buckets:
             try:
                 self._capture(captured, bucket, end_code_of(version))
-            except (MemoryError, torch.OutOfMemoryError) as error:
-                log.warning("no memory to capture %s: %s", bucket, error)
+            except Exception as error:  # if memory runs out while torch captures, it may raise any error of CUDA
+                failures.append(f"{bucket} cannot be captured: {error}")
+                log.warning("%s", failures[-1])
+        if failures and not captured.decodes:
+            raise RuntimeError(failures[-1])
         captured.decodes.sort(key=lambda pair: _cost(pair[0].bucket))
         number, nbytes = len(captured.decodes), captured.nbytes / 2**20
         seconds = time.monotonic() - begun
@@ -303,10 +302,10 @@ def graphs_for(
     index: Callable[..., DeviceIndex] = DeviceIndex,
     capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
 ) -> Graphs:
-    """Return an engine's graphs: its own number of beams or a few widths, prompts of up to `longest` tokens, and all scorings
-    but "vocabulary".
+    """An engine's graphs: its own number of beams or a few widths, prompts of up to `longest` tokens, and all scorings but
+    "vocabulary".
 
-    attention (None: Triton's), index, capturer: for a device that is not a GPU.
+    attention (None: Triton's), index, capturer: for a device that is no GPU.
     """
     if attention is None:
         costs = None if settings.attention_costs is None else AttentionCosts.load(settings.attention_costs)
