@@ -22,8 +22,7 @@ def add(
         Literal["read", "write", "admin"],
         option(
             "--scope",
-            "The scope of the key: read (recommendations and metrics), write (also items and interactions) or admin (also "
-            "rules and snapshots).",
+            "read: recommendations and metrics; write: also items and interactions; admin: also rules and snapshots.",
             metavar="read|write|admin",
         ),
     ] = "read",

@@ -52,11 +52,10 @@ JSON_LINES = "application/x-ndjson"
 Scoring = Literal["full", "allowed", "vocabulary"]
 Channel = Literal["model", "memory", "fused"]
 T = TypeVar("T")
-AnswerT = TypeVar("AnswerT", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(Generic[AnswerT]):
+class Call(Generic[T]):
     """A request, and the way to read its answer.
 
     Args:
@@ -73,7 +72,7 @@ class Call(Generic[AnswerT]):
 
     method: str
     target: str
-    answer: type[AnswerT]
+    answer: type[T]
     body: bytes | None = field(default=None, repr=False)
     content_type: str = "application/json"
     key: str | None = None
@@ -275,7 +274,7 @@ def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleA
     Args:
         name: The name of the rule.
         where: An SQL predicate over the columns.
-        refresh: The interval at which the rule is evaluated again, such as "60s".
+        refresh: How often the rule is evaluated again, such as "60s".
     """
     return _call("put_rule", RuleAnswer, {"name": name}, body=_encode(RuleBody(where=where, refresh=refresh)))
 
@@ -305,7 +304,7 @@ def put_boost(name: str, expression: str, *, refresh: str | None = None) -> Call
     Args:
         name: The name of the boost.
         expression: An SQL expression over the columns that yields a number for each item.
-        refresh: The interval at which the boost is evaluated again, such as "1h".
+        refresh: How often the boost is evaluated again, such as "1h".
     """
     return _call("put_boost", BoostAnswer, {"name": name}, body=_encode(BoostBody(expression=expression, refresh=refresh)))
 
@@ -409,8 +408,8 @@ def _without_defaults(body: RecommendBody) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value != getattr(plain, name)}
 
 
-def _encode(value: object, what: str = "the request") -> bytes:
+def _encode(value: object, place: str = "the request") -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ArgumentError(f"{what} holds what JSON does not have: {error}") from None
+        raise ArgumentError(f"{place} holds what JSON does not have: {error}") from None

@@ -82,13 +82,15 @@ class Trace:
         numpy."""
         on_jax = is_jax(self.beams.scores)
         xp = namespace_of(self.beams.scores) if on_jax else np
-        beams_BK = xp.tile(xp.arange(self.beams.scores.shape[1]), (self.beams.scores.shape[0], 1))
+        batch_size, num_beams = self.beams.scores.shape
+        beams_BK, requests_B1 = xp.arange(num_beams), xp.arange(batch_size)[:, None]
         codes: list[Any] = []
         for codes_BK, parents_BK in reversed(self.rounds):
             if not on_jax:
                 codes_BK, parents_BK = to_numpy(codes_BK), to_numpy(parents_BK)
-            codes.append(xp.take_along_axis(codes_BK, beams_BK, 1))
-            beams_BK = xp.take_along_axis(parents_BK, beams_BK, 1)
+            position_BK = requests_B1 * codes_BK.shape[1] + beams_BK  # one index, see `JaxNamespace.at`
+            codes.append(xp.take(codes_BK.reshape(-1), position_BK, mode="clip"))
+            beams_BK = xp.take(parents_BK.reshape(-1), position_BK, mode="clip")
         return xp.stack(codes[::-1], axis=2)
 
     def bound(self, num_rounds: int) -> Any:

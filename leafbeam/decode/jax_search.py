@@ -313,7 +313,7 @@ def beam_search(
 
     def launch(level: int, beams: Beams[Array], logits_BKV: Array, num_beams: int) -> tuple[Beams[Array], Array]:
         arguments = (levels[level], filters[level], beams, logits_BKV)
-        return fixed_step.run(xp, *arguments, num_beams=num_beams, scoring=config.scoring)
+        return fixed_step.extend(xp, *arguments, num_beams=num_beams, scoring=config.scoring)
 
     constraint = TrieConstraint(config, hi_SB, launch, boosts=BatchBoosts(columns=(), root_B1=root_B1))
     trace = decode(constraint, ModelCalls(call_model), watch=False)
@@ -324,7 +324,7 @@ def beam_search(
         lo_SBK=beams.lo,
         hi_SBK=beams.hi,
         num_valid_B=beams.num_valid,
-        bad_DL=jnp.stack(constraint.bad_T)[None],
+        bad_DL=fixed_step.first_bad_rows(xp, constraint.bad_T)[None],
         bound_B=trace.bound(config.num_rounds - (filters[0][0].boosts is None)),  # as in `beam_search.result_of`
     )
 

@@ -144,7 +144,7 @@ class FilteredIndex(Protocol):
 
     @property
     def identity(self) -> object:
-        """Return a value that is equal for indexes whose filters can be combined."""
+        """A value that is equal for indexes whose filters can be combined."""
         ...
 
     @property

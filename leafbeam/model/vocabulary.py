@@ -85,7 +85,7 @@ class _SidTokens(ABC):
 
     @cached_property
     def prompt_tokens(self) -> PromptTokens:
-        """Return the tokens before and after the history in a prompt. Where users have tokens, theirs follows `before`."""
+        """The tokens before and after the history in a prompt. Where users have tokens, theirs follows `before`."""
         return PromptTokens(before=(self.bos,))
 
     @property
@@ -110,11 +110,11 @@ class _SidTokens(ABC):
     @cached_property
     @abstractmethod
     def _levels(self) -> tuple[Int64Array, ...]:
-        """Return the tokens of each level, in the order of its codes."""
+        """The tokens of each level, in the order of its codes."""
 
     @cached_property
     def _flat(self) -> tuple[Int64Array, Int64Array]:
-        """Return the tokens of all levels, one level after the other, and where each begins."""
+        """The tokens of all levels, one level after the other, and where each begins."""
         return np.concatenate(self._levels), np.cumsum((0, *self.codebook_sizes[:-1]))
 
     @cached_property
@@ -123,22 +123,22 @@ class _SidTokens(ABC):
         return tuple(slice(begin, end) if consecutive else None for begin, end, consecutive in bounds)
 
     def level_slice(self, level: int) -> slice | None:
-        """Return the tokens of a level as a range, or None where they are not consecutive."""
+        """The tokens of a level as a range, or None where they are not consecutive."""
         return self._slices[level]
 
     def level_tokens(self, level: int) -> Int64Array:
-        """Return the tokens of a level, in the order of its codes."""
+        """The tokens of a level, in the order of its codes."""
         return self._levels[level]
 
     def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
-        """Return the rows of a level's tokens in the order of its codes: a view of consecutive rows, else a gathered copy."""
+        """The rows of a level's tokens in the order of its codes: a view of consecutive rows, else a gathered copy."""
         rows = self.level_slice(level)
         if rows is not None:
             return matrix_VD[rows]
         return matrix_VD.index_select(0, _tensor(self.level_tokens(level), matrix_VD))
 
     def tokens_at(self, codes: Tensor, level: int) -> Tensor:
-        """Return the tokens of one level's codes, any shape; the codes are not checked."""
+        """The tokens of one level's codes, any shape; the codes are not checked."""
         rows = self.level_slice(level)
         return codes + rows.start if rows else _tensor(self.level_tokens(level), codes)[codes]
 
@@ -147,7 +147,7 @@ class _SidTokens(ABC):
     @overload
     def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
     def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """Return the int64 tokens of whole SIDs (..., L), as a tensor or an array like the input.
+        """The int64 tokens of whole SIDs (..., L), as a tensor or an array like the input.
 
         Raises CodesError for a code outside its level's codebook.
         """
@@ -167,7 +167,7 @@ class _SidTokens(ABC):
     @overload
     def codes(self, tokens_NL: npt.ArrayLike) -> Int64Array: ...
     def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """Return the SIDs of tokens (..., L): the inverse of `tokens`. Raises CodesError for a token of another level."""
+        """The SIDs of tokens (..., L): the inverse of `tokens`. Raises CodesError for a token that is not of its level."""
         tokens = _integers(tokens_NL, self.num_levels)
         codes = np.empty_like(tokens)
         for t, level in enumerate(self._levels):
@@ -177,17 +177,16 @@ class _SidTokens(ABC):
         known = flat[codes + begin_L] == tokens
         if not known.all():
             where = _first(~known)
-            raise CodesError(f"token {tokens[where]} at {where} is not a code of level {where[-1]}: pass only SID tokens")
+            raise CodesError(f"token {tokens[where]} at {where} is not a code of level {where[-1]}: give SID tokens alone")
         return _like(tokens_NL, codes)
 
     def prompts(
         self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[np.generic] | None = None
     ) -> tuple[Int64Array, Int64Array]:
-        """Return the prompts of histories as tokens_BT, padded on the right, and lengths_B.
+        """The SIDs of each history (n, L), oldest first, in `prompt_tokens` -> tokens_BT padded on the right, lengths_B.
 
-        Each history is the SIDs (n, L) of its items, oldest first; `prompt_tokens` stand around it. With user tokens, the
-        token of the user follows `bos`, or `no_user` if `users` is None. Raises ArgumentError unless there is one user per
-        history, and for users of a vocabulary without user tokens.
+        With user tokens, the user's token follows `bos`: that of `users`, or `no_user` where `users` is None. Raises
+        ArgumentError unless there is one user per history, and for users of a vocabulary without user tokens.
         """
         if users is not None and len(users) != len(histories):
             raise ArgumentError(
@@ -211,14 +210,14 @@ class _SidTokens(ABC):
 
     @staticmethod
     def _joined(tokens_nL: Int64Array, between: tuple[int, ...]) -> Int64Array:
-        """Return the tokens of a history in one row, with others between its items."""
+        """The tokens of a history in one row, with others between its items."""
         if not between or len(tokens_nL) < 2:
             return tokens_nL.reshape(-1)
         others = np.broadcast_to(np.array(between, np.int64), (len(tokens_nL), len(between)))
         return np.concatenate([tokens_nL, others], axis=1).reshape(-1)[: -len(between)]
 
     def user_tokens(self, users: Sequence[UserId] | npt.NDArray[np.generic]) -> Int64Array:
-        """Return the token of each user id; ArgumentError without user tokens."""
+        """The token of each user id; ArgumentError without user tokens."""
         raise ArgumentError("this vocabulary has no user tokens: leave the users out, or train with num_users above 0")
 
 
@@ -405,7 +404,7 @@ class TextTokens(_SidTokens):
         return (slice(0, self.size),) * self.num_tokens
 
     def to_dict(self) -> Json:
-        """Return the JSON object that `vocabulary_from_dict` reads."""
+        """The JSON object that `vocabulary_from_dict` reads."""
         return {"kind": "text", "size": self.size, "num_tokens": self.num_tokens}
 
 

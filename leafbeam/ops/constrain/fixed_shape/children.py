@@ -50,6 +50,18 @@ class Children(NamedTuple):
     bound_R: Any = None
 
 
+class Winners(NamedTuple):
+    """The children that a step selects for each request: the row and the code of each.
+
+    live_BK: whether the slot has one. lane_BK: its lane, if the candidates were the lanes of one segment; else None.
+    """
+
+    row_BK: Array
+    code_BK: Array
+    live_BK: Array
+    lane_BK: Any = None
+
+
 class RowBoosts(NamedTuple):
     """The boosts of each row: its request's row of the stacks, and its weight."""
 
@@ -58,8 +70,8 @@ class RowBoosts(NamedTuple):
     weight_R: Array
 
     @classmethod
-    def of(cls, xp: ArrayNamespace, boosts: LevelBoosts, request_R: Array) -> RowBoosts:
-        return cls(boosts, xp.take(boosts.slot_B, request_R), xp.at(boosts.weight_B, request_R))
+    def of(cls, xp: ArrayNamespace, boosts: LevelBoosts, num_parents: int) -> RowBoosts:
+        return cls(boosts, xp.repeat(xp.number(boosts.slot_B), num_parents), xp.repeat(boosts.weight_B, num_parents))
 
     def at(self, xp: ArrayNamespace, values_FN: Array, index: Array) -> Array:
         """Return the boosts at an index (R,) or at several, (R, W)."""
@@ -72,23 +84,21 @@ def _bits_below(xp: ArrayNamespace, position: Array) -> Array:
     return (1 << xp.word(position)) - 1
 
 
-def children_of(
-    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Array, lo_R: Array, hi_R: Array
-) -> Children:
-    """Return the children of [lo, hi) in each row, under the filter of request `request_R`."""
-    capacity = level.capacity
-    slot_R = xp.take(filters.slot_B, request_R)
-    boosts = None if filters.boosts is None else RowBoosts.of(xp, filters.boosts, request_R)
+def children_of(xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, lo_R: Array, hi_R: Array) -> Children:
+    """Return the children of [lo, hi) in each row, under the filter of its request."""
+    capacity, num_parents = level.capacity, len(lo_R) // len(filters.slot_B)
+    slot_R = xp.repeat(xp.number(filters.slot_B), num_parents)
+    boosts = None if filters.boosts is None else RowBoosts.of(xp, filters.boosts, num_parents)
     lanes, bound_R = None, None
     if capacity.short:
-        lanes, bound_R = _short(xp, level, filters, request_R, slot_R, lo_R, hi_R, boosts)
+        lanes, bound_R = _short(xp, level, filters, slot_R, lo_R, hi_R, boosts)
     if not capacity.ranges:
         return Children(lanes, bound_R=bound_R)
     is_long_R = hi_R - lo_R > SHORT
     number_R = xp.where(is_long_R, xp.take(level.directory_M, lo_R >> 5), 0)
     range_R3 = xp.take(level.ranges_G3, number_R)
-    begin_R, count_R, mask_R = range_R3[:, 0], range_R3[:, 1], xp.where(is_long_R, range_R3[:, 2], -1)
-    dead_RD3 = xp.take(filters.dead_BD3, request_R)
+    begin_R, count_R, mask_R = xp.barrier(range_R3[:, 0], range_R3[:, 1], xp.where(is_long_R, range_R3[:, 2], -1))
+    dead_RD3 = xp.repeat(xp.number(filters.dead_BD3), num_parents)
     if capacity.width:
         listed_R = xp.where(is_long_R & (mask_R < 0), count_R, 0)
         listed = _listed(xp, level, filters, slot_R, hi_R, begin_R, listed_R, dead_RD3)
@@ -107,7 +117,6 @@ def _short(
     xp: ArrayNamespace,
     level: LevelArrays,
     filters: LevelFilters,
-    request_R: Array,
     slot_R: Array,
     lo_R: Array,
     hi_R: Array,
@@ -118,14 +127,15 @@ def _short(
     inside_R = xp.where(length_R == SHORT, xp.full_word, _bits_below(xp, length_R & 31))
     word_R, shift_R = lo_R >> 5, xp.word(lo_R & 31)
 
-    def window(low_R: Array, high_R: Array) -> Array:
-        # Two shifts, because a shift by 32 is not defined.
-        return ((low_R >> shift_R) | (high_R << 1 << (31 - shift_R))) & inside_R
+    word_R2 = word_R[:, None] + xp.arange(2, lo_R)
 
-    leaves_FW, boundary_W = filters.leaves_FW, level.boundary_W
-    starts_R = window(xp.take_words(boundary_W, word_R), xp.take_words(boundary_W, word_R + 1))
-    alive_R = window(xp.take_words(leaves_FW, slot_R, word_R), xp.take_words(leaves_FW, slot_R, word_R + 1))
-    offset_RD = xp.take(filters.denied_BD, request_R) - lo_R[:, None]
+    def window(words_R2: Array) -> Array:
+        # Two shifts, because a shift by 32 is not defined.
+        return ((words_R2[:, 0] >> shift_R) | (words_R2[:, 1] << 1 << (31 - shift_R))) & inside_R
+
+    starts_R = window(xp.take_words(level.boundary_W, word_R2))
+    alive_R = window(xp.take_words(filters.leaves_FW, slot_R[:, None], word_R2))
+    offset_RD = xp.repeat(xp.number(filters.denied_BD), len(lo_R) // len(filters.slot_B)) - lo_R[:, None]
     here_RD = (offset_RD >= 0) & (offset_RD < SHORT)
     denied_RD = xp.where(here_RD, 1 << xp.word(offset_RD & 31), 0)
     alive_R = alive_R & ~xp.sum(denied_RD, 1)  # the bits differ: their sum is their union
@@ -206,20 +216,19 @@ def code_words(xp: ArrayNamespace, code_RN: Array, chosen_RN: Array, num_words: 
     return xp.scatter_sum(xp.where(chosen_RN, code_RN >> 5, 0), bit_RN, num_words)
 
 
-def child_boosts(
-    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, children: Children, request_R: Array, num_words: int
-) -> Array:
+def child_boosts(xp: ArrayNamespace, filters: LevelFilters, children: Children, num_words: int) -> Array:
     """Return the largest boost below the legal child of each code, float32 [R, H x 32]; -inf for other codes."""
     assert filters.boosts is not None
-    boosts, parts = RowBoosts.of(xp, filters.boosts, request_R), list[Array]()
+    num_rows, like, parts = len(children.bound_R), children.bound_R, list[Array]()
+    boosts = RowBoosts.of(xp, filters.boosts, num_rows // len(filters.slot_B))
     if children.lanes is not None:
-        lanes, lane_W = children.lanes, xp.arange(children.lanes.code_RW.shape[1], request_R)
+        lanes, lane_W = children.lanes, xp.arange(children.lanes.code_RW.shape[1], like)
         size = num_words * CHUNK
         slot_RW = xp.where(lanes.legal_RW, lanes.code_RW, size + lane_W)  # the slots of a row differ
         values_RW = xp.where(lanes.legal_RW, lanes.boost_RW, NEG_INF)
         parts.append(xp.scatter(slot_RW, values_RW, size + len(lane_W), NEG_INF)[:, :size])
     if children.words_RH is not None:
-        mask_R, lane_C = children.mask_R, xp.arange(CHUNK, request_R)
+        mask_R, lane_C = children.mask_R, xp.arange(CHUNK, like)
         all_RH = xp.take_words(filters.masks_FHW[0], xp.where(mask_R >= 0, mask_R, 0))
         count_RH = xp.popcount(all_RH)
         before_RH = xp.running_sum(count_RH, 1) - count_RH
@@ -228,28 +237,23 @@ def child_boosts(
         legal_RHC = xp.has_bit(children.words_RH[:, :, None], lane_C)
         entry_RHC = xp.where(legal_RHC, children.begin_R[:, None, None] + position_RHC, 0)
         values_RHC = xp.where(legal_RHC, boosts.at(xp, filters.boosts.entries_FE, entry_RHC), NEG_INF)
-        parts.append(values_RHC.reshape(len(request_R), -1))
+        parts.append(values_RHC.reshape(num_rows, -1))
     return functools.reduce(xp.larger, parts)
 
 
 def ranges_of(
-    xp: ArrayNamespace,
-    level: LevelArrays,
-    filters: LevelFilters,
-    children: Children,
-    hi_R: Array,
-    row_BK: Array,
-    code_BK: Array,
-    live_BK: Array,
+    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, children: Children, hi_R: Array, winners: Winners
 ) -> tuple[Array, Array]:
     """Return (lo_BK, hi_BK) of the child of row `row` with this code; (0, 0) where the segment has none that is alive."""
+    row_BK, code_BK, live_BK, lane_BK = winners
     lo_BK = hi_BK = xp.where(live_BK, 0, 0)
     if children.lanes is not None:
-        lanes = children.lanes
-        match_BKW = xp.take(lanes.legal_RW, row_BK) & (xp.take(lanes.code_RW, row_BK) == code_BK[:, :, None])
-        lane_W = xp.arange(match_BKW.shape[2], row_BK)
-        lane_BK = xp.max(xp.where(match_BKW & live_BK[:, :, None], lane_W, -1), 2)  # at most one lane matches
-        found_BK, lane_BK = lane_BK >= 0, xp.where(lane_BK >= 0, lane_BK, 0)
+        lanes, found_BK = children.lanes, live_BK
+        if lane_BK is None:
+            match_BKW = xp.take(lanes.legal_RW, row_BK) & (xp.take(lanes.code_RW, row_BK) == code_BK[:, :, None])
+            lane_W = xp.arange(match_BKW.shape[2], row_BK)
+            lane_BK = xp.max(xp.where(match_BKW & live_BK[:, :, None], lane_W, -1), 2)  # at most one lane matches
+            found_BK, lane_BK = lane_BK >= 0, xp.where(lane_BK >= 0, lane_BK, 0)
         lo_BK = xp.where(found_BK, xp.take(lanes.start_RW, row_BK, lane_BK), 0)
         hi_BK = xp.where(found_BK, xp.take(lanes.end_RW, row_BK, lane_BK), 0)
     if children.words_RH is not None:

@@ -8,8 +8,9 @@ A level takes one of two ways, by its capacity:
             another); the logits are read in order, through it, for the maximum of each chunk of 32 codes; the K best chunks of
             a request hold its K best children, and only those are candidates.
 
-A compiled step writes nothing of shape [R, V]: only [R, V / 32] (masks, maxima), [R, lanes] and [K, 32]. A dense level with
-boosts does: the largest score of a chunk is then not that of its largest logit.
+A compiled step writes nothing of shape [R, V]: only [R, V / 32] (masks, maxima), [R, lanes] and [K, 32]. There are two
+exceptions. A dense level with boosts does: the largest score of a chunk is then not that of its largest logit. And JAX on a CPU
+writes exponentials that stay in its cache.
 
 Shapes: S segments, B requests, K beams (P before the step), R = B x P rows, V codes, W lanes, H chunks of 32 codes,
 C candidates.
@@ -23,6 +24,7 @@ from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays,
 from leafbeam.ops.constrain.fixed_shape.children import (
     Children,
     Lanes,
+    Winners,
     child_boosts,
     children_of,
     code_words,
@@ -81,17 +83,16 @@ def extend(
     num_segments, batch_size, num_parents = beams.lo.shape
     assert len(levels) == num_segments
     size = levels[0].capacity.size
-    request_R = xp.arange(batch_size * num_parents, beams.lo) // num_parents
     lo_SR, hi_SR = beams.lo.reshape(num_segments, -1), beams.hi.reshape(num_segments, -1)
-    children = [children_of(xp, levels[s], filters[s], request_R, lo_SR[s], hi_SR[s]) for s in range(num_segments)]
+    children = [children_of(xp, levels[s], filters[s], lo_SR[s], hi_SR[s]) for s in range(num_segments)]
     row_RV = xp.float32(logits_BKV.reshape(-1, num_columns(size, scoring)))
     logits = row_RV[:, :size], row_RV[:, size:]
     rows = Rows(*logits, beams.scores.reshape(-1), batch_size, num_beams, scoring != "allowed")
-    if any(level.capacity.wide for level in levels):
+    if is_dense := any(level.capacity.wide for level in levels):
         boost_RV = None
         if filters[0].boosts is not None:
             num_words = -(-size // CHUNK)
-            parts = [child_boosts(xp, levels[s], filters[s], children[s], request_R, num_words) for s in range(num_segments)]
+            parts = [child_boosts(xp, filters[s], children[s], num_words) for s in range(num_segments)]
             boost_RV = reduce(xp.larger, parts)
         candidates = _dense_candidates(xp, children, rows, boost_RV)
     else:
@@ -102,10 +103,10 @@ def extend(
     per_row = candidates.score_BC.shape[1] // candidates.row_BN.shape[1]
     row_BK = xp.where(live_BK, xp.take_along(candidates.row_BN, position_BK // per_row), 0)
     code_BK = xp.where(live_BK, xp.take_along(candidates.code_BC, position_BK), 0)
-    ranges = [
-        ranges_of(xp, levels[s], filters[s], children[s], hi_SR[s], row_BK, code_BK, live_BK) for s in range(num_segments)
-    ]
-    lo_SBK, hi_SBK = (xp.concat([bounds[end][None] for bounds in ranges], 0) for end in (0, 1))
+    row_BK, code_BK = xp.barrier(row_BK, code_BK)
+    winners = Winners(row_BK, code_BK, live_BK, None if is_dense or num_segments > 1 else position_BK % per_row)
+    ranges = [ranges_of(xp, levels[s], filters[s], children[s], hi_SR[s], winners) for s in range(num_segments)]
+    lo_SBK, hi_SBK = xp.barrier(*(xp.concat([bounds[end][None] for bounds in ranges], 0) for end in (0, 1)))
     best = padded_beams(xp, num_beams, best_BK, row_BK % num_parents, code_BK, lo_SBK, hi_SBK)
     return best, candidates.bad_R.reshape(batch_size, num_parents)
 
@@ -122,11 +123,18 @@ def padded_beams(
     return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=xp.sum(live_BK, 1))
 
 
+def first_bad_rows(xp: ArrayNamespace, bad_T: Sequence[Array]) -> Any:
+    """Return, for each round, 1 + the number of its first bad row (request x P + beam), or 0; they stay on the device."""
+    flags_T = [bad.reshape(1, -1) for bad in bad_T]
+    num_rows = max(flags.shape[1] for flags in flags_T)
+    flags_TR = xp.concat([xp.pad(flags, num_rows - flags.shape[1], 0) for flags in flags_T], 0)
+    rest_T = xp.max(xp.where(flags_TR, num_rows - xp.arange(num_rows, flags_TR), 0), 1)
+    return xp.where(rest_T > 0, num_rows + 1 - rest_T, 0)
+
+
 def first_bad_row(xp: ArrayNamespace, bad: Array) -> Any:
-    """Return 1 + the number of the first bad row (request x P + beam), or 0, as a scalar that stays on the device."""
-    bad_R = bad.reshape(-1)
-    rest = xp.max(xp.where(bad_R, len(bad_R) - xp.arange(len(bad_R), bad_R), 0), 0)
-    return xp.where(rest > 0, len(bad_R) + 1 - rest, 0)
+    """Return `first_bad_rows` of one round, a scalar."""
+    return first_bad_rows(xp, [bad])[0]
 
 
 def run(
@@ -255,7 +263,7 @@ def _dense_candidates(xp: ArrayNamespace, children: Sequence[Children], rows: Ro
     words_RH = parts[0]
     for part_RH in parts[1:]:
         words_RH = words_RH | part_RH
-    words_RH = xp.where((base_R > NEG_INF)[:, None], words_RH, 0)
+    (words_RH,) = xp.barrier(xp.where((base_R > NEG_INF)[:, None], words_RH, 0))
     lane_C, scores_RHC = xp.arange(CHUNK, base_R), None
     lse_R, top_RH = xp.scan(logits_RV, words_RH, full=rows.full)
     lse_R = _with_others(xp, lse_R, rows)
@@ -271,7 +279,7 @@ def _dense_candidates(xp: ArrayNamespace, children: Sequence[Children], rows: Ro
     _, chunk_BK = xp.top_k(chunk_scores_BN, min(rows.num_beams, chunk_scores_BN.shape[1]))
     chunk_BK = xp.sort(chunk_BK)  # candidates in (row, code) order
     first_B1 = (xp.arange(batch_size, base_R) * (num_rows // batch_size))[:, None]
-    row_BK, chunk_BK = chunk_BK // num_chunks + first_B1, chunk_BK % num_chunks
+    row_BK, chunk_BK = xp.barrier(chunk_BK // num_chunks + first_B1, chunk_BK % num_chunks)
     code_BKC = chunk_BK[:, :, None] * CHUNK + lane_C
     legal_BKC = xp.has_bit(xp.take_words(words_RH, row_BK, chunk_BK)[:, :, None], lane_C)
     code_BKC = xp.where(legal_BKC, code_BKC, 0)

@@ -80,6 +80,11 @@ class ArrayNamespace(ABC):
         """Return array_RN[row, index_RM], in the array's dtype."""
         return self.at(array_RN, self.arange(len(array_RN), index_RM)[:, None], index_RM)
 
+    def repeat(self, array_B: Array, count: int) -> Array:
+        """Return each entry `count` times in a row; unlike a look-up, a compiler computes this in place."""
+        tail = array_B.shape[1:]
+        return self.library.broadcast_to(array_B[:, None], (len(array_B), count, *tail)).reshape(-1, *tail)
+
     @abstractmethod
     def arange(self, size: int, like: Array) -> Array:
         """Return the numbers 0 to size - 1 on the device of `like`."""
@@ -120,8 +125,19 @@ class ArrayNamespace(ABC):
         return self.library.cumsum(numbers, axis)
 
     @abstractmethod
-    def log_sum_exp(self, values_RN: Array) -> Array:
-        """Return the log-sum-exp of each row: -inf if all values are -inf; NaN or +inf if one is NaN or +inf."""
+    def log_sum_exp(self, values_RN: Array, words_RH: Array | None = None) -> Array:
+        """Return the log-sum-exp of each row: -inf if all values are -inf; NaN or +inf if one is NaN or +inf.
+
+        words_RH: masks of the values that count, 32 a word; None takes all.
+        """
+
+    def masked(self, values_RN: Array, words_RH: Array) -> Any:
+        """Return the values under masks, [R, H, CHUNK]; -inf for those that the masks leave out."""
+        (num_rows, size), num_chunks = values_RN.shape, words_RH.shape[1]
+        tail = num_chunks * CHUNK - size
+        whole_RV = self.pad(values_RN, tail, NEG_INF) if tail else values_RN
+        is_in_RHC = self.has_bit(words_RH[:, :, None], self.arange(CHUNK, values_RN))
+        return self.where(is_in_RHC, whole_RV.reshape(num_rows, num_chunks, CHUNK), NEG_INF)
 
     def scan(self, logits_RV: Array, words_RH: Array | None, *, full: bool) -> tuple[Array, Any]:
         """Read whole rows of logits under masks of legal codes, 32 a word; None is without masks.
@@ -129,14 +145,8 @@ class ArrayNamespace(ABC):
         Returns the log-sum-exp of each row, of all codes if `full` and else of the legal ones, and the largest legal logit of
         each `CHUNK` of codes, -inf if there is none; NaN as in `max`.
         """
-        if words_RH is None:
-            return self.log_sum_exp(logits_RV), None
-        (num_rows, size), num_chunks = logits_RV.shape, words_RH.shape[1]
-        tail = num_chunks * CHUNK - size
-        whole_RV = self.pad(logits_RV, tail, NEG_INF) if tail else logits_RV
-        legal_RHC = self.has_bit(words_RH[:, :, None], self.arange(CHUNK, logits_RV))
-        masked_RHC = self.where(legal_RHC, whole_RV.reshape(num_rows, num_chunks, CHUNK), NEG_INF)
-        return self.log_sum_exp(logits_RV if full else masked_RHC.reshape(num_rows, -1)), self.max(masked_RHC, 2)
+        lse_R = self.log_sum_exp(logits_RV, None if full else words_RH)
+        return lse_R, None if words_RH is None else self.max(self.masked(logits_RV, words_RH), 2)
 
     @abstractmethod
     def top_k(self, values_RN: Array, count: int) -> tuple[Array, Array]:

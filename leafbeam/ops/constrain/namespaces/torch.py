@@ -54,8 +54,8 @@ class TorchNamespace(ArrayNamespace):
     def max(self, array: Tensor, axis: int) -> Tensor:
         return array.amax(axis)
 
-    def log_sum_exp(self, values_RN: Tensor) -> Tensor:
-        return values_RN.logsumexp(1)
+    def log_sum_exp(self, values_RN: Tensor, words_RH: Tensor | None = None) -> Tensor:
+        return (values_RN if words_RH is None else self.masked(values_RN, words_RH).reshape(len(values_RN), -1)).logsumexp(1)
 
     def top_k(self, values_RN: Tensor, count: int) -> tuple[Tensor, Tensor]:
         # torch's top-k leaves the order of ties open: rank keys of 64 bits, the value made sortable above the position.
