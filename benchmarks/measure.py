@@ -34,7 +34,6 @@ _HELP = {
         "latency": "Where the time of one request goes, from the model's calls to HTTP.",
         "profile": "The functions that one request runs, under the profiler.",
         "http_workers": "One request, load and attacks, with and without HTTP workers.",
-        "changes": "Item changes over HTTP beside requests: latency with and without them.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },
 }
@@ -72,6 +71,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
     app.command("overload", help="The server at three times its capacity, four runs.", rich_help_panel="serving")(_overload)
     app.command("production", help="Beam search of vLLM and transformers, same model.", rich_help_panel="serving")(_production)
+    app.command("changes", help="Item changes beside requests, over HTTP or of a topic.", rich_help_panel="serving")(_changes)
     app.command("shards", help="An index in shards over Ray actors, against one index.", rich_help_panel="serving")(_shards)
     app.command("soak", help="An engine, then a server: lost and wrong answers, memory.", rich_help_panel="serving")(_soak)
     app.command("gpu", help="Every Triton kernel on a GPU: parity, then speed.", rich_help_panel="gpu")(_gpu)
@@ -174,6 +174,23 @@ def _language(
         _keep("language", language.runs(quick), as_json, quick)
 
 
+def _changes(
+    as_json: AsJson = False,
+    quick: Quick = False,
+    part: Annotated[
+        Literal["http", "replicas"], typer.Option("--part", help="Over HTTP to one server, or a topic that three follow.")
+    ] = "http",
+) -> None:
+    if part == "replicas":
+        from benchmarks.serving import replicas
+
+        _keep("replicas", replicas.runs(quick), as_json, quick)
+    else:
+        from benchmarks.serving import changes
+
+        _keep("changes", changes.runs(quick), as_json, quick)
+
+
 def _soak(
     as_json: AsJson = False,
     quick: Quick = False,
@@ -212,10 +229,14 @@ def _schemas(
     seed: Annotated[int, typer.Option(help="The seed of the sample.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="A model's directory; a made tokenizer if absent.")] = None,
     environment: Annotated[Path | None, typer.Option(help="The environment of the peers; .venv-peers if absent.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="An engine; several times for several, all three if absent.")] = None,
+    times: Annotated[bool, typer.Option(help="Whether the row has times; if not, other programs may run beside it.")] = True,
 ) -> None:
     from benchmarks.micro import schemas
 
-    _keep("schemas", schemas.runs(data, 20 if quick else sample, seed, tokenizer, environment, limit_s), as_json, quick)
+    suite = schemas.Suite(data=data, sample=20 if quick else sample, seed=seed)
+    rows = schemas.runs(suite, tokenizer, environment, limit_s, engine or schemas.ENGINES, times)
+    _keep("schemas", rows, as_json, quick, times)
 
 
 def _serve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:

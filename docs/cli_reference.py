@@ -53,7 +53,8 @@ def options_of(command: Any) -> str:
     groups: dict[str | None, list[str]] = {}
     for option in command.params:
         if option.name != "help":
-            groups.setdefault(option.rich_help_panel, []).append(row_of(option))
+            hidden = "Not shown by --help" if getattr(option, "hidden", False) else None
+            groups.setdefault(hidden or option.rich_help_panel, []).append(row_of(option))
     for name, rows in groups.items():
         lines += [f"| **{name}** | | |", *rows] if name else rows
     return "\n".join(lines) + "\n"

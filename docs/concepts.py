@@ -70,7 +70,7 @@ IDEAS = (
     Idea(name="parser of an id", before=5, wanted=1, pattern=r"^def \w*parse_id\("),
     Idea(name="reader of CSV", before=4, wanted=1, pattern=r"\b(pacsv\.\w+|csv\.reader|read_csv_auto)\("),
     Idea(name="opener of Parquet", before=9, wanted=1, pattern=r"pq\.ParquetFile\("),
-    Idea(name="atomic write", before=4, wanted=1, pattern=r"os\.replace\("),
+    Idea(name="atomic write", before=4, wanted=1, pattern=r"\b(?:replace|rename)\((?:part,|.*\.part\")"),
     Idea(name="error to HTTP response", before=7, wanted=1, pattern=r"^def \w*error_response\(", path="/serve/"),
     Idea(name="facts of a route", before=7, wanted=1, pattern=r"^OPERATIONS\b", path="/serve/"),
     Idea(

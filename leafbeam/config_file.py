@@ -19,7 +19,7 @@ from leafbeam.errors import ArgumentError, short_repr
 T = TypeVar("T")
 _ENTRY = re.compile(r"    (\w+): (.*(?:\n {5,}.*)*)")
 _WIDTH = 110
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+_WORDS: Mapping[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +34,8 @@ class Setting:
     """
 
     name: str
-    kind: Any
-    default: Any
+    kind: object
+    default: object
     meaning: str
 
 
@@ -63,7 +63,7 @@ def changes_of(config: object) -> dict[str, object]:
     return {setting.name: value for setting, value in values if value != setting.default}
 
 
-def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **options: Any) -> T:
+def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **options: object) -> T:
     """Return a config with values from a file, from words and from options; each overrides those before it.
 
     Args:
@@ -82,13 +82,13 @@ def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **
     kinds = {setting.name: setting.kind for setting in settings_of(config)}
     from_file = {} if path is None else _converted_all(kinds, _file_values(config, path), str(path))
     from_words = _converted_all(kinds, _word_values(config, words, kinds), "--set")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, value in (*from_file.items(), *from_words.items()):
         table, _, entry = name.partition(".")
         if name in kinds:
             values[name] = value
         else:
-            values[table] = {**values.get(table, getattr(base, table)), entry: value}
+            values[table] = {**cast("Mapping[str, object]", values.get(table, getattr(base, table))), entry: value}
     values |= {name.replace("__", "."): value for name, value in options.items() if value is not None}
     return _made(config, "", values, base)
 
@@ -112,7 +112,7 @@ def to_toml(config: object) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kind_in_words(kind: Any) -> str:
+def kind_in_words(kind: object) -> str:
     """Return a type annotation in words, such as "a whole number" or "auto, on or off"."""
     if get_origin(kind) is Literal:
         *names, last = map(str, get_args(kind))
@@ -136,7 +136,7 @@ def _default(field: Any) -> Any:
     return field.default_factory()
 
 
-def _value(config: object, name: str) -> Any:
+def _value(config: object, name: str) -> object:
     for part in name.split("."):
         config = getattr(config, part)
     return config
@@ -194,7 +194,7 @@ def _flat(config: type, content: Mapping[str, object], prefix: str) -> Iterator[
             yield f"{prefix}{name}", value
 
 
-def _parsed(text: str, kind: object, name: str) -> Any:
+def _parsed(text: str, kind: object, name: str) -> object:
     """Return a text read as a value of TOML, or the text itself if it is not one or the setting's is text, without quotes."""
     try:
         content = tomllib.loads(f"value = {text}")
@@ -220,11 +220,11 @@ def _made(config: type, prefix: str, values: Mapping[str, object], base: Any = N
     return config(**changes) if base is None else dataclasses.replace(base, **changes)
 
 
-def _is_plain(kind: Any) -> bool:
+def _is_plain(kind: object) -> bool:
     return kind in _WORDS or get_origin(kind) in (Literal, tuple, Union, UnionType)
 
 
-def _converted(value: object, kind: object, name: str, where: str) -> Any:
+def _converted(value: object, kind: object, name: str, where: str) -> object:
     """Return a value of TOML converted to the type of its field. Raises ArgumentError if it does not fit."""
     inner = [part for part in get_args(kind) if _is_plain(part)] if get_origin(kind) in (Union, UnionType) else [kind]
     for one in inner:
@@ -242,7 +242,7 @@ def _converted(value: object, kind: object, name: str, where: str) -> Any:
             if abs(value) <= sys.float_info.max or isinstance(value, float):
                 return float(value)
         elif type(value) is one and (one is not int or -(2**63) <= value < 2**63):
-            return cast("Any", value)
+            return value
     raise ArgumentError(f"{where}: {name} is {short_repr(value)}: expected {kind_in_words(kind)}")
 
 

@@ -276,7 +276,7 @@ class ServerError(LeafbeamError, RuntimeError):
         reason: The reason under which the server's metrics count it.
         request_id: The id of the request in the server's log.
         retry_after_s: The seconds after which to try again.
-        lines: What is wrong with each line of a batch, by its number from 1.
+        lines: The problem of each wrong line of a batch, by its number from 1.
         body: The first bytes of an answer that is not one of leafbeam.
     """
 
@@ -400,7 +400,7 @@ def check_number(
 
 
 def short_repr(value: object) -> str:
-    """A value for an error message, at most 60 characters long."""
+    """Return a value for an error message, at most 60 characters long."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
         return "a number of more than 18 digits"
     try:

@@ -83,7 +83,7 @@ def require_device(device: str) -> None:
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose public names are imported when they are first used (PEP 562).
+    """Return `__getattr__` and `__dir__` of a package whose public names are imported when they are first used (PEP 562).
 
     package: the package's `__name__`. The names are those that its source imports under `if TYPE_CHECKING:`; a name must differ
     from its module's, because importing a module sets the package's attribute of that name. Cost: under a millisecond.

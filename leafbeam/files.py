@@ -37,7 +37,7 @@ class Closing:
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Generator[Path]:
-    """A path beside this one, to be written in the block, which then takes its name; removed if the block raises.
+    """Yield a path beside this one, to be written in the block, which then takes its name; removed if the block raises.
 
     The block may also make a directory there, for a name that nothing has yet. durable: what was written survives a power cut
     once the block has ended. The path's name cannot be guessed, so no link planted there is followed, and is hidden, so that
@@ -106,7 +106,10 @@ def write_tensors(
 
 
 def read_tensors(path: Path, framework: str = "np") -> tuple[dict[str, str], dict[str, Any]]:
-    """The metadata of a file and its tensors, in numpy or, with "pt", in torch. Raises OSError, and what a dtype raises."""
+    """Return the metadata of a file and its tensors, in numpy or, with "pt", in torch.
+
+    Raises OSError, and what a dtype raises.
+    """
     from safetensors import SafetensorError, safe_open
 
     open_regular(path).close()  # safetensors would wait for a FIFO
@@ -118,7 +121,7 @@ def read_tensors(path: Path, framework: str = "np") -> tuple[dict[str, str], dic
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A regular file, to be read. A FIFO or a device is refused at once, not waited for. Raises OSError."""
+    """Open a regular file, to be read. A FIFO or a device is refused at once, not waited for. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -132,7 +135,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file in UTF-8, of at most 64 MiB. Raises OSError, UnicodeDecodeError."""
+    """Return the text of a regular file in UTF-8, of at most 64 MiB. Raises OSError, UnicodeDecodeError."""
     with open_regular(path) as file:
         data = file.read(_MAX_TEXT_BYTES + 1)
     if len(data) > _MAX_TEXT_BYTES:

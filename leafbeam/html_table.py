@@ -5,7 +5,7 @@ from html import escape
 
 
 def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table for `_repr_html_`; whole numbers get commas.
+    """Return a table for `_repr_html_`; whole numbers get commas.
 
     >>> html_table("2 items", ["item"], [["<b>"], [1000]])
     '<table><caption>2 items</caption><tr><th>item</th></tr><tr><td>&lt;b&gt;</td></tr><tr><td>1,000</td></tr></table>'

@@ -50,7 +50,7 @@ event.register("numba:compile", _NOTICE)
 
 
 def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
-    """`numba.njit(*signature, **options)`; with `cache=True`, the code is kept in leafbeam's cache directory.
+    """Return `numba.njit(*signature, **options)`; with `cache=True`, the code is kept in leafbeam's cache directory.
 
     NUMBA_CACHE_DIR and `numba.config.CACHE_DIR` take precedence. Where the directory cannot be written, numba chooses another.
 
@@ -93,7 +93,7 @@ def name_functions(library: str, names: Sequence[str], mode: int = ctypes.DEFAUL
 
 
 def kernel_directory() -> str:
-    """Where compiled kernels are kept."""
+    """Return the directory of compiled kernels."""
     return config.CACHE_DIR or _cache_directory() or "__pycache__"
 
 

@@ -16,7 +16,7 @@ class DoubledKeyError(ValueError):
     def __init__(self, key: str, path: str) -> None:
         self.path = path[:_MAX_SHOWN]
         where = "" if path == key else f" (at {short_repr(self.path)[1:-1]})"
-        super().__init__(f"{short_repr(key)} is there twice{where}: keep one")
+        super().__init__(f"{short_repr(key)} occurs twice{where}: keep one")
 
 
 def parse_json(
@@ -27,12 +27,12 @@ def parse_json(
 ) -> Any:
     """Return the value that a text of JSON holds.
 
-    Raises DoubledKeyError for a key that is there twice in one object, another ValueError for what is not JSON, RecursionError.
+    Raises DoubledKeyError for a key that occurs twice in one object, another ValueError for what is not JSON, RecursionError.
 
     >>> parse_json('{"rules": [{"name": 1, "name": 2}]}')
     Traceback (most recent call last):
     ...
-    leafbeam.json_reader.DoubledKeyError: 'name' is there twice (at rules[0].name): keep one
+    leafbeam.json_reader.DoubledKeyError: 'name' occurs twice (at rules[0].name): keep one
     """
     doubled: list[tuple[dict[str, object], str]] = []
 

@@ -79,3 +79,13 @@ def poison() -> Generator[None]:
 
     with poisoned():
         yield
+
+
+@pytest.fixture(scope="module")
+def quick_compilation() -> Generator[None]:
+    """Compiled with less care, in half the time; what is compiled for speed is tested where that matters."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -83,6 +83,16 @@ def test_functions_beyond_the_bounds_are_those_that_the_page_names() -> None:
     assert beyond - set(re.findall(r"`\w+` of `[\w/.]+`", sections("bounds"))) == set()
 
 
+def test_no_test_imports_the_file_of_another_test() -> None:
+    imported: list[str] = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+                imported += [f"{path.name}: {name}" for name in names if name.rpartition(".")[2].startswith("test_")]
+    assert imported == []
+
+
 def test_the_table_of_ideas_counts_the_code() -> None:
     assert concepts.written(PAGE) == PAGE, "run: python docs/concepts.py"
     assert all(idea.places() for idea in concepts.IDEAS)  # a pattern that finds nothing counts nothing

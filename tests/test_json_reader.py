@@ -1,4 +1,4 @@
-"""JSON with a key that is there twice is refused by every reader, which says which key and where."""
+"""JSON with a key that occurs twice is refused by every reader, which says which key and where."""
 
 import json
 from collections.abc import Callable
@@ -34,13 +34,13 @@ _JSON = st.recursive(
 @pytest.mark.parametrize(
     ("text", "path", "says"),
     [
-        ('{"rules": ["cheap"], "rules": []}', "rules", "'rules' is there twice: keep one"),
-        ('{"a": 1, "b": 2, "a": 1}', "a", "'a' is there twice: keep one"),
-        ('{"a": 1, "\\u0061": 1}', "a", "'a' is there twice: keep one"),
-        ('{"": 1, "": 2}', "", "'' is there twice: keep one"),
+        ('{"rules": ["cheap"], "rules": []}', "rules", "'rules' occurs twice: keep one"),
+        ('{"a": 1, "b": 2, "a": 1}', "a", "'a' occurs twice: keep one"),
+        ('{"a": 1, "\\u0061": 1}', "a", "'a' occurs twice: keep one"),
+        ('{"": 1, "": 2}', "", "'' occurs twice: keep one"),
         ('[1, {"x": {"y": [0, {"z": 1, "z": 2}]}}]', "[1].x.y[1].z", "(at [1].x.y[1].z)"),
         ('{"items": [{"price": 1}, {"price": 1, "price": 2}]}', "items[1].price", "(at items[1].price)"),
-        ('{"a": {"b": 1, "b": 2}, "a": 3}', "a", "'a' is there twice: keep one"),
+        ('{"a": {"b": 1, "b": 2}, "a": 3}', "a", "'a' occurs twice: keep one"),
     ],
 )
 def test_a_doubled_key_is_named_with_its_path(text: str, path: str, says: str) -> None:
@@ -69,7 +69,7 @@ def test_only_doubled_keys_are_refused(value: Any, separators: tuple[str, str]) 
 def test_ten_thousand_doubled_keys_are_found_in_one_pass() -> None:
     """D10"""
     names = [f'"k{number}": 0' for number in range(100_000)]
-    with pytest.raises(DoubledKeyError, match="'k99999' is there twice"):
+    with pytest.raises(DoubledKeyError, match="'k99999' occurs twice"):
         parse_json(f'{{{", ".join(names)}, "k99999": 1}}')
 
 
@@ -126,5 +126,5 @@ _DOORS: dict[str, tuple[Callable[[Path, str], Any], str, str]] = {
 def test_every_reader_refuses_a_doubled_key(tmp_path: Path, door: str) -> None:
     """D10"""
     read, text, says = _DOORS[door]
-    with pytest.raises(LeafbeamError, match=f"{says}.*is there twice|is there twice.*{says}"):
+    with pytest.raises(LeafbeamError, match=f"{says}.*occurs twice|occurs twice.*{says}"):
         read(tmp_path, text)

@@ -176,7 +176,7 @@ def _draw_peers(rows: list[Row]) -> Figure:
     groups: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         at = row["parameters"]
-        key = at["model"] != "small", *(at[size] for size in sizes)
+        key = at["model"] != "small", at["model"], *(at[size] for size in sizes)
         groups.setdefault(key, {})[at["what"]] = row
     cases = [groups[key] for key in sorted(groups)]
     figure = Figure(figsize=(8, 0.36 * len(cases) + 1.6), layout="constrained")

@@ -13,6 +13,9 @@ invalid   instances that may be written and must not
 build_ms  until the first mask, on one core, of the schemas that every engine compiles
 mask_us   of each position of one valid instance, of the same schemas
 
+Without times, nothing is said of the last two, and the row counts on a machine that does other things too: all schemas take
+leafbeam and llguidance half an hour, and xgrammar several hours.
+
 Each engine runs in a process of its own (`peers.schema_engine`); one that ends or hangs is started again for the next schema.
 """
 
@@ -41,13 +44,14 @@ from benchmarks.vocabulary import END, real_vocabulary
 from leafbeam.errors import DataError
 from leafbeam.text.tokenizer import TextTokenizer
 
-__all__ = ["Case", "answers_of", "cases_of", "in_order", "reason_of", "runs", "summary"]
+__all__ = ["ENGINES", "Case", "Suite", "answers_of", "cases_of", "in_order", "reason_of", "runs", "summary"]
 
-_ENGINES = ("leafbeam", "llguidance", "xgrammar")
+ENGINES = ("leafbeam", "llguidance", "xgrammar")
 _RUNNER = Path(__file__).parents[1] / "peers" / "schema_engine.py"
 _START_S, LIMIT_S = 300.0, 60.0
 _TIMED_OUT = "it took too long"
 _NUM_REASONS = 60
+_TIMES = ("build_ms", "mask_us", "own_build_ms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +84,25 @@ class Answers:
         return {name for name, answer in self.by_name.items() if "refused" not in answer}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """The schemas of a run: those of a directory, or a random sample of so many."""
+
+    data: Path
+    sample: int | None = None
+    seed: int = 0
+
+
 def runs(
-    data: Path, sample: int | None, seed: int, tokenizer: Path | None, environment: Path | None, limit_s: float = LIMIT_S
+    schemas: Suite,
+    tokenizer: Path | None,
+    environment: Path | None,
+    limit_s: float = LIMIT_S,
+    engines: Sequence[str] = ENGINES,
+    times: bool = True,
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(parameters, measured) of each engine that is there."""
-    suite, cases = cases_of(data, sample, seed)
+    suite, cases = cases_of(schemas.data, schemas.sample, schemas.seed)
     vocabulary, end = (real_vocabulary(), END) if tokenizer is None else _tokens_of(tokenizer)
     answers: dict[str, Answers] = {}
     missing: dict[str, dict[str, str]] = {}
@@ -92,25 +110,26 @@ def runs(
         path = Path(directory) / "vocabulary.json"
         spelled = [text if text is None else base64.b64encode(text).decode() for text in vocabulary]
         path.write_text(json.dumps({"tokens": spelled, "end": end}), encoding="utf-8")
-        for name in _ENGINES:
+        for name in engines:
             python = Path(sys.executable) if name == "leafbeam" else (environment or ENVIRONMENT) / "bin" / "python"
             try:
                 answers[name] = answers_of(name, python, path, cases, limit_s)
             except PeerFailure as failure:
                 missing[name] = failure.row
     common = set.intersection(*(engine.compiled for engine in answers.values()))
-    for name in _ENGINES:
+    for name in engines:
         parameters = {
             "engine": name,
             "suite": suite,
             "schemas": len(cases),
-            "sample": sample,
-            "seed": seed,
+            "sample": schemas.sample,
+            "seed": schemas.seed,
             "limit_s": limit_s,
             "V": len(vocabulary),
             "threads": 1,
         }
-        yield parameters, summary(cases, answers[name], common) if name in answers else missing[name]
+        measured = summary(cases, answers[name], common) if name in answers else missing[name]
+        yield parameters, measured if times else {key: value for key, value in measured.items() if key not in _TIMES}
 
 
 def cases_of(data: Path, sample: int | None, seed: int) -> tuple[str, list[Case]]:

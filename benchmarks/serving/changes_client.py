@@ -10,37 +10,49 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from leafbeam.client import Client
 
-__all__ = ["BATCH", "BATCHES_PER_S", "send_batches"]
+__all__ = ["BATCH", "BATCHES_PER_S", "batches", "send_batches"]
 
 BATCHES_PER_S, BATCH = 10, 100
 
 
+def batches(known: Sequence[int | str], codebook_sizes: Sequence[int]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield (operation, rows) without end: new items with codes, prices of known ones, prices again, the new ones' removal."""
+    rng, new = np.random.default_rng(5), list[str]()
+    for number in itertools.count():
+        if number % 4 == 0:
+            new = [f"new-{number}-{row}" for row in range(BATCH)]
+            codes = rng.integers(0, codebook_sizes, (BATCH, len(codebook_sizes))).tolist()
+            yield "put", [{"item_id": item, "codes": row, "price": 5.0} for item, row in zip(new, codes, strict=True)]
+        elif number % 4 == 3:
+            yield "delete", [{"item_id": item} for item in new]
+        else:
+            yield "patch", [{"item_id": item, "price": float(number)} for item in known]
+
+
 def send_batches(url: str, is_over: Callable[[float], bool]) -> dict[str, Any]:
     """Send a batch whenever one is due. is_over: waits for so many seconds, and says whether to end."""
-    rng, new, acknowledged_s = np.random.default_rng(5), list[Any](), list[float]()
+    acknowledged_s = list[float]()
     with Client(url) as client:
-        catalog = client.get_catalog()
         known = [item.item_id for item in client.find_items(limit=BATCH).items]
+        made = batches(known, client.get_catalog().codebook_sizes)
         began = time.perf_counter()
-        for number in itertools.count():
+        for number, (operation, rows) in enumerate(made):
             if is_over(max(0.0, began + number / BATCHES_PER_S - time.perf_counter())):
                 break
             start = time.perf_counter()
-            if number % 4 == 0:
-                new = [f"new-{number}-{row}" for row in range(BATCH)]
-                codes = rng.integers(0, catalog.codebook_sizes, (BATCH, len(catalog.codebook_sizes))).tolist()
-                client.put_items({"item_id": item, "codes": row, "price": 5.0} for item, row in zip(new, codes, strict=True))
-            elif number % 4 == 3:
-                client.delete_items(new)
+            if operation == "put":
+                client.put_items(rows)
+            elif operation == "delete":
+                client.delete_items([row["item_id"] for row in rows])
             else:
-                client.patch_items({"item_id": item, "price": float(number)} for item in known)
+                client.patch_items(rows)
             acknowledged_s.append(time.perf_counter() - start)
         return {"took_s": time.perf_counter() - began, "acknowledged_s": acknowledged_s}
 

@@ -1,10 +1,10 @@
 """The second process: sends planned requests over HTTP/1.1 when they are due, and writes down what came back.
 
-    python -m benchmarks.serving.load_client URL PLAN ANSWERS
+    python -m benchmarks.serving.load_client PLAN ANSWERS URL...
 
-PLAN: one JSON object a line, `at` and `body`. ANSWERS: one a line, in the order in which they came back. A small client of its
-own, because a general one would take more of the machine than the server that it measures: connections are kept and reused, and
-as many are opened as requests are under way.
+Several servers get requests in turns. PLAN: one JSON object a line, `at` and `body`. ANSWERS: one a line, in the order in
+which they came back. A small client of its own, because a general one would take more of the machine than the server that it
+measures: connections are kept and reused, and as many are opened as requests are under way.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ _GIVE_UP_S = 60.0
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def send_all(url: str, planned: Sequence[Planned]) -> list[Answered]:
-    """Send every request at its time, independent of earlier answers. A connection that breaks is an answer of status 0."""
-    place = urlsplit(url)
-    host, port = place.hostname or "127.0.0.1", place.port or 80
-    idle: list[Connection] = []
-    answers: list[Answered] = []
-    bodies = [_request(host, json.dumps(one.body).encode()) for one in planned]
+async def send_all(urls: Sequence[str], planned: Sequence[Planned]) -> list[Answered]:
+    """Send every request at its time, independent of earlier answers, to the servers in turns.
 
-    async def send(one: Planned, raw: bytes, due: float) -> None:
+    A connection that breaks is an answer of status 0.
+    """
+    places = [urlsplit(url) for url in urls]
+    hosts = [(place.hostname or "127.0.0.1", place.port or 80) for place in places]
+    idle_of: list[list[Connection]] = [[] for _ in urls]
+    answers: list[Answered] = []
+    bodies = [_request(hosts[n % len(urls)][0], json.dumps(one.body).encode()) for n, one in enumerate(planned)]
+
+    async def send(one: Planned, raw: bytes, due: float, server: int) -> None:
+        idle, (host, port) = idle_of[server], hosts[server]
         late = time.perf_counter() - due
         status, body = 0, b"{}"
         connection: Connection | None = None
@@ -59,16 +63,16 @@ async def send_all(url: str, planned: Sequence[Planned]) -> list[Answered]:
 
     began = time.perf_counter() + 0.05
     running: set[asyncio.Task[None]] = set()
-    for one, raw in zip(planned, bodies, strict=True):
+    for number, (one, raw) in enumerate(zip(planned, bodies, strict=True)):
         wait = began + one.at - time.perf_counter()
         if wait > 0:
             await asyncio.sleep(wait)
-        task = asyncio.create_task(send(one, raw, began + one.at))
+        task = asyncio.create_task(send(one, raw, began + one.at, number % len(urls)))
         running.add(task)
         task.add_done_callback(running.discard)
     if running:
         await asyncio.gather(*running)
-    await asyncio.gather(*(_close(writer) for _, writer in idle))
+    await asyncio.gather(*(_close(writer) for idle in idle_of for _, writer in idle))
     return answers
 
 
@@ -109,12 +113,12 @@ def _slim(body: dict[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in ("item_ids", "batch_size", "timings_ms", "error") if name in body}
 
 
-def main(url: str, plan: str, answers: str) -> None:
+def main(plan: str, answers: str, *urls: str) -> None:
     planned = read_trace(Path(plan))
     gc.disable()  # a pause of the client would look like one of the server
-    found = asyncio.run(send_all(url, planned))
+    found = asyncio.run(send_all(urls, planned))
     Path(answers).write_text("".join(json.dumps(asdict(one)) + "\n" for one in found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:])

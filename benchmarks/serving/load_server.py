@@ -21,7 +21,7 @@ from benchmarks.resident import resident_bytes
 from benchmarks.serving.load import Answered, Planned
 from leafbeam.errors import DataError
 
-__all__ = ["Served", "serving", "serving_timed", "serving_with"]
+__all__ = ["Served", "send", "serving", "serving_timed", "serving_with"]
 
 _WORKER = re.compile(r"HTTP worker (\d+) is process (\d+)")
 _ADDRESS = re.compile(r"http://[^\s;]+:\d+")
@@ -38,20 +38,18 @@ class Served:
 
     def send(self, planned: Sequence[Planned]) -> list[Answered]:
         """Send from a second process, and wait until everything has been answered or given up."""
-        with tempfile.TemporaryDirectory() as folder:
-            plan, answers = Path(folder) / "plan.jsonl", Path(folder) / "answers.jsonl"
-            plan.write_text("".join(json.dumps(asdict(one)) + "\n" for one in planned), encoding="utf-8")
-            subprocess.run(
-                [sys.executable, "-m", "benchmarks.serving.load_client", self.url, str(plan), str(answers)],
-                check=True,
-                env=_environment(),
-            )
-            return [Answered(**json.loads(line)) for line in answers.read_text(encoding="utf-8").splitlines()]
+        return send([self], planned)
 
     def metrics(self) -> str:
         """What Prometheus would read."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
             return reply.read().decode()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of all threads, so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def loop_seconds(self) -> float:
@@ -68,6 +66,16 @@ class Served:
         """The process of each HTTP worker, by the worker's number; one that was killed until another is started."""
         found = _WORKER.findall(self.log.read_text(errors="replace"))
         return {int(number): int(process) for number, process in found}
+
+
+def send(servers: Sequence[Served], planned: Sequence[Planned]) -> list[Answered]:
+    """Send to servers in turns from a second process, and wait until everything has been answered or given up."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan, answers = Path(folder) / "plan.jsonl", Path(folder) / "answers.jsonl"
+        plan.write_text("".join(json.dumps(asdict(one)) + "\n" for one in planned), encoding="utf-8")
+        words = [sys.executable, "-m", "benchmarks.serving.load_client", str(plan), str(answers)]
+        subprocess.run([*words, *(server.url for server in servers)], check=True, env=_environment())
+        return [Answered(**json.loads(line)) for line in answers.read_text(encoding="utf-8").splitlines()]
 
 
 @contextmanager

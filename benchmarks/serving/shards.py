@@ -26,6 +26,7 @@ from benchmarks.workloads import random_chunk, random_logits
 from leafbeam import BeamSearch, Trie
 from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.shards import build_shards
+from leafbeam.integrations.shard import Shard
 from leafbeam.integrations.shard_search import ShardedSearch
 
 __all__ = ["measure"]
@@ -113,7 +114,7 @@ def _measure(trie: Trie, index: Any, repeats: int, seed: int) -> dict[str, Any]:
             np.testing.assert_array_equal(getattr(results["one"], field), getattr(results["shards"], field))
         assert all((one == two).all() for one, two in zip(results["one"].item_ids, results["shards"].item_ids, strict=True))
         began = time.perf_counter()
-        index.call("remove", dict.fromkeys(range(index.num_shards), ("nothing",)))
+        index.call(Shard.remove, dict.fromkeys(range(index.num_shards), ("nothing",)))
         hops.append(time.perf_counter() - began)
     assert traffic is not None
     row = 8 + 8 + 8 + 4 + 4 * V

@@ -5,9 +5,9 @@ export interface BoostAnswer {
   name: string;
   expression: string;
   refresh_s: number | null;
-  /** The number of items for which it is not 0. */
+  /** The number of items for which the boost is not 0. */
   num_items: number;
-  /** Why its last evaluation failed; its numbers before that stay in use. */
+  /** The reason why the last evaluation failed; the numbers of the evaluation before stay in use. */
   error: string | null;
   /** Seconds since it was last evaluated over all items. */
   age_s: number | null;
@@ -17,7 +17,7 @@ export interface BoostAnswer {
 export interface BoostBody {
   /** An SQL expression over the columns that yields a number for each item, such as `0.1 * margin`. */
   expression: string;
-  /** How often it is evaluated again, such as `1h`. Default: when items change or rules are reloaded. */
+  /** The interval at which the boost is evaluated again, such as `1h`. By default it is evaluated when items change or rules are reloaded. */
   refresh?: string | null;
 }
 
@@ -38,10 +38,10 @@ export interface CatalogAnswer {
   item_ids: "numbers" | "text" | null;
   /** The attributes and their types. */
   columns: Record<string, string>;
-  /** The attributes from which a new item gets its codes; there may be none. */
+  /** The attributes from which the codes of a new item are computed; the list may be empty. */
   text_columns: Array<string>;
   writable: boolean;
-  /** Why it is not writable, or why new items need codes of their own. */
+  /** The reason why the catalog is not writable, or why new items must be sent with codes. */
   reason: string | null;
   snapshots: Array<SnapshotAnswer>;
 }
@@ -74,19 +74,19 @@ export interface ChatAnswer {
 /** A request for the next message of a chat. */
 export interface ChatBody {
   model: string;
-  /** The most tokens of a text, its end included. Default 256, or what the model has positions for. */
+  /** The largest number of tokens of a text, including its end. Default: 256, or as many as fit the model. */
   max_tokens?: number | null;
-  /** Default 1; 0 is greedy. */
+  /** The temperature of sampling. Default: 1; with 0 the likeliest token is always taken. */
   temperature?: number | null;
-  /** Draw among the likeliest tokens with this total probability. */
+  /** Sample only among the likeliest tokens with this total probability. */
   top_p?: number | null;
-  /** Draw among this many of the likeliest tokens. */
+  /** Sample only among this many of the likeliest tokens. */
   top_k?: number | null;
-  /** The same seed draws the same texts. Default: a new one. */
+  /** The seed of sampling; the same seed gives the same texts. Default: a new seed. */
   seed?: number | null;
-  /** The number of texts for each prompt: drawn, or the best beams. Default 1. */
+  /** The number of texts for each prompt: samples, or the best beams. Default: 1. */
   n?: number | null;
-  /** The number of beams of an exact search, instead of drawing. */
+  /** The number of beams of an exact search, in place of sampling. */
   beam_width?: number | null;
   /** A text ends before the first of these; up to 4, of 1 KB each. */
   stop?: string | Array<string> | null;
@@ -153,19 +153,19 @@ export interface CompletionAnswer {
 /** A request for texts after prompts. */
 export interface CompletionBody {
   model: string;
-  /** The most tokens of a text, its end included. Default 256, or what the model has positions for. */
+  /** The largest number of tokens of a text, including its end. Default: 256, or as many as fit the model. */
   max_tokens?: number | null;
-  /** Default 1; 0 is greedy. */
+  /** The temperature of sampling. Default: 1; with 0 the likeliest token is always taken. */
   temperature?: number | null;
-  /** Draw among the likeliest tokens with this total probability. */
+  /** Sample only among the likeliest tokens with this total probability. */
   top_p?: number | null;
-  /** Draw among this many of the likeliest tokens. */
+  /** Sample only among this many of the likeliest tokens. */
   top_k?: number | null;
-  /** The same seed draws the same texts. Default: a new one. */
+  /** The seed of sampling; the same seed gives the same texts. Default: a new seed. */
   seed?: number | null;
-  /** The number of texts for each prompt: drawn, or the best beams. Default 1. */
+  /** The number of texts for each prompt: samples, or the best beams. Default: 1. */
   n?: number | null;
-  /** The number of beams of an exact search, instead of drawing. */
+  /** The number of beams of an exact search, in place of sampling. */
   beam_width?: number | null;
   /** A text ends before the first of these; up to 4, of 1 KB each. */
   stop?: string | Array<string> | null;
@@ -208,7 +208,7 @@ export interface CompletionChoice {
   logprobs: null;
   /** For items: the id of the item; `text` has it as text. */
   item_id?: number | string | null;
-  /** For items: as `scores` of `/v1/recommend`. */
+  /** For items: the score, as in `scores` of `/v1/recommend`. */
   score?: number | null;
 }
 
@@ -220,17 +220,17 @@ export interface ErrorAnswer {
 export interface ErrorDetail {
   /** The class of the error, such as `UnknownRuleError`. */
   type: string;
-  /** What was expected, what came, how to fix it. */
+  /** A text that says what was expected, what was sent, and how to fix it. */
   message: string;
   /** With 408, 429, 431 and 503: the reason as the metrics count it, such as `queue_full`. */
   reason?: string | null;
-  /** With 429 and 503: when to try again; `Retry-After` in whole seconds. */
+  /** With 429 and 503: the time after which to try again; `Retry-After` has it in whole seconds. */
   retry_after_ms?: number | null;
   /** For a batch of items: what is wrong with each line, by its number. */
   lines?: Record<string, string> | null;
 }
 
-/** How far the source of the items is followed. Servers that began alike and have the same position have the same items. */
+/** The progress in the followed source of the items. Servers that began alike and have the same position have the same items. */
 export interface FeedStatus {
   /** The name of the source. */
   source: string;
@@ -238,7 +238,7 @@ export interface FeedStatus {
   position: Record<string, unknown>;
   /** The age, in seconds, of the oldest change that may be missing; null before the first look. */
   lag_s: number | null;
-  /** Why following stopped; it is tried again. */
+  /** The reason why following stopped; it is tried again. */
   error?: string | null;
 }
 
@@ -246,11 +246,11 @@ export interface FeedStatus {
 export interface FoundItem {
   item_id: number | string;
   attributes: Record<string, unknown>;
-  /** Whether it can be recommended. */
+  /** Whether the item can be recommended. */
   in_index: boolean;
   /** The rules that allow it. */
   rules: Array<string>;
-  /** Whether the rules and the filter of the query allow it. */
+  /** Whether the rules and the filter of the query allow the item. */
   allowed: boolean;
 }
 
@@ -291,7 +291,7 @@ export interface InteractionsBody {
 /** An item that may be recommended. */
 export interface ItemAnswer {
   item_id: number | string;
-  /** Its Semantic ID, one code a level. */
+  /** Its Semantic ID, one code for each level. */
   codes: Array<number>;
   attributes: Record<string, unknown>;
   /** The rules that allow it. */
@@ -302,7 +302,7 @@ export interface ItemAnswer {
 /** One item of a batch: a line of `application/x-ndjson`, or an object of a JSON list. Its attributes are further fields. */
 export interface ItemBody {
   item_id: number | string;
-  /** Its Semantic ID, one code a level. Default: made from its text. */
+  /** Its Semantic ID, one code for each level. By default it is computed from the item's text. */
   codes?: Array<number> | null;
   /** The item's vector, in place of text, if the Semantic IDs were fitted on your own vectors. */
   vector?: Array<number> | null;
@@ -311,7 +311,7 @@ export interface ItemBody {
 
 /** A request for items, as `/v1/recommend` answers it, for clients of OpenAI. */
 export interface ItemCompletionBody {
-  /** The user of the history, for models with user tokens; `read_user` of the answer says if the model read it. */
+  /** The user of the history, for models with user tokens. `read_user` of the answer says whether the model read it. */
   user?: number | string | null;
   /** Names of rules of the catalog. Every item returned is allowed by all of them. */
   rules?: Array<string>;
@@ -321,13 +321,13 @@ export interface ItemCompletionBody {
   scoring?: "full" | "allowed" | "vocabulary";
   /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
   filter?: string | null;
-  /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
+  /** The source of the ranking: `model` is the search, `memory` the item memory without a search, `fused` both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
   /** The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
   boosts?: Record<string, number>;
-  /** For each column of the catalog, the most items with the same value. Items without a value are not limited. */
+  /** For each column of the catalog, the largest number of items with the same value. Items without a value are not limited. */
   at_most?: Record<string, number>;
-  /** For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
+  /** For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
   at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
@@ -336,13 +336,13 @@ export interface ItemCompletionBody {
   model: string;
   /** The history: item ids, oldest first; empty for none. */
   prompt: Array<number | string> | string;
-  /** The most items to return. Default 1. */
+  /** The largest number of items to return. Default: 1. */
   n?: number | null;
   /** `num_beams` of `/v1/recommend`. */
   beam_width?: number | null;
-  /** Changes nothing: the number of codes of an item is fixed. */
+  /** This field has no effect, because the number of codes of an item is fixed. */
   max_tokens?: number | null;
-  /** 0 or absent: items are ranked, not drawn. */
+  /** Must be 0 or absent, because items are ranked, not sampled. */
   temperature?: number | null;
   stream?: boolean | null;
 }
@@ -389,15 +389,15 @@ export interface Message {
 export interface ModelAnswer {
   /** A hash of the model's files. */
   model_version: string | null;
-  /** That of the model before. */
+  /** The hash of the model that was replaced. */
   previous_version: string | null;
-  /** How long it took to load and warm up the model. */
+  /** The time that loading and warming up the model took. */
   seconds: number;
 }
 
 /** A model to serve from now on. */
 export interface ModelBody {
-  /** The directory of the model on the server. Default: that of the served model, read again. */
+  /** The directory of the model on the server. By default the directory of the served model is read again. */
   directory?: string | null;
 }
 
@@ -432,7 +432,7 @@ export interface OpenAIErrorDetail {
 /** The readiness of the server, with its index and rules. */
 export interface Readiness {
   ready: boolean;
-  /** Why the server is not ready, such as a worker that hangs. */
+  /** The reason why the server is not ready, such as a worker that hangs. */
   reason: string | null;
   index_version: string | null;
   /** A hash of the model's files; null if the model was made in memory. */
@@ -440,6 +440,8 @@ export interface Readiness {
   num_items: number;
   /** The number of items that each rule allows now; empty without a key, if the server has keys. */
   rules: Record<string, number>;
+  /** A hash of the rules and boosts: servers with the same ones have the same hash. */
+  rules_version?: string | null;
   /** Threads of each worker's matrix products. */
   threads: number | null;
   /** The language model of `/v1/completions`. */
@@ -452,7 +454,7 @@ export interface Readiness {
   tuning?: Record<string, string>;
   /** The numbers of beams that each kind of request needs. */
   search_widths?: Array<LearntWidths>;
-  /** How far the source of the items is followed; null if they follow none. */
+  /** The progress in the followed source of items; null if the server follows none. */
   feed?: FeedStatus | null;
 }
 
@@ -460,7 +462,7 @@ export interface Readiness {
 export interface ReasonAnswer {
   /** `model`, `transition` or `text`; `popular` if nothing found the item. */
   channel: string;
-  /** The item of the history that it comes from; null for `model` and `popular`. */
+  /** The item of the history that led to the item; null for `model` and `popular`. */
   item_id: number | string | null;
   score: number;
 }
@@ -473,11 +475,11 @@ export interface RecommendAnswer {
   codes: Array<Array<number>>;
   /** If `model` ranked, log probabilities: items that share a SID share a score. Otherwise sums of features, which can be compared only within one answer. */
   scores: Array<number>;
-  /** Who ranked: `model`, `memory` or `fused`. */
+  /** The source of the ranking: `model`, `memory` or `fused`. */
   channel: string;
   /** The largest part of each score, one for each item; empty if `model` ranked. A short answer of `memory` or `fused` is filled up with other allowed items: they come last, the most popular first, with the channel `popular`. */
   reasons: Array<ReasonAnswer>;
-  /** How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`. */
+  /** The number of items that are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`. */
   num_valid: number;
   /** If no item is left: the rule, the pair of rules, or the smallest set of rules that together allow no item; parts of `filter` are given as text. If the rules alone allow items, `- deny_item_ids` and `- history`, which exclude them, are named like rules. Empty if an item is left. */
   empty_rules: Array<string>;
@@ -485,13 +487,13 @@ export interface RecommendAnswer {
   num_beams: number;
   /** Whether the items that the model found are proved to be its best allowed ones; `fused` ranks only these. Always true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of a level. */
   exact: boolean;
-  /** How many of the model's first items are proved to be its best allowed ones. */
+  /** The number of the model's first items that are proved to be its best allowed ones. */
   num_exact: number;
   /** Rows that the model computed: one for the prompt, and one for each beam of each level. */
   rows: number;
-  /** Items of the history that the model saw, deleted ones too until a compaction. */
+  /** The number of items of the history that the model saw, deleted ones too until a compaction. */
   num_history_used: number;
-  /** Items of the history that the answer leaves out; 0 with `keep_history`. */
+  /** The number of items of the history that the answer leaves out; 0 with `keep_history`. */
   num_history_left_out: number;
   /** Whether the model read the user's token. */
   read_user: boolean;
@@ -501,7 +503,7 @@ export interface RecommendAnswer {
   index_version: string;
   /** 1 at start, one more after each reload of the rules. */
   rules_generation: number | null;
-  /** How many requests ran together. */
+  /** The number of requests that ran together. */
   batch_size: number;
   /** With `explain`: the beams of each level; empty if no search ran. Their scores include the largest boost below each beam. */
   levels?: Array<LevelAnswer>;
@@ -520,9 +522,9 @@ export interface RecommendAnswer {
 export interface RecommendBody {
   /** Item ids, oldest first. Ids that the index does not have are left out and reported. */
   history?: Array<number | string>;
-  /** The user of the history, for models with user tokens; `read_user` of the answer says if the model read it. */
+  /** The user of the history, for models with user tokens. `read_user` of the answer says whether the model read it. */
   user?: number | string | null;
-  /** The most items to return; fewer come back if the rules allow fewer. */
+  /** The largest number of items to return. If the rules allow fewer items, fewer are returned. */
   num_items?: number;
   /** Names of rules of the catalog. Every item returned is allowed by all of them. */
   rules?: Array<string>;
@@ -534,17 +536,17 @@ export interface RecommendBody {
   scoring?: "full" | "allowed" | "vocabulary";
   /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
   filter?: string | null;
-  /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
+  /** The source of the ranking: `model` is the search, `memory` the item memory without a search, `fused` both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
   /** The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
   boosts?: Record<string, number>;
-  /** For each column of the catalog, the most items with the same value. Items without a value are not limited. */
+  /** For each column of the catalog, the largest number of items with the same value. Items without a value are not limited. */
   at_most?: Record<string, number>;
-  /** For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
+  /** For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
   at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
-  /** Whether the answer has `levels`. Such requests form batches of their own, and take longer. */
+  /** Whether the answer has `levels`. Such requests run in batches of their own, and take longer. */
   explain?: boolean;
   /** Milliseconds from the arrival of the request within which an answer is useful. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
   deadline_ms?: number | null;
@@ -567,9 +569,9 @@ export interface RuleAnswer {
   name: string;
   where: string;
   refresh_s: number | null;
-  /** The number of items that it allows. */
+  /** The number of items that the rule allows. */
   num_items: number;
-  /** Why its last evaluation failed; its filter before that stays in use. */
+  /** The reason why the last evaluation failed; the filter of the evaluation before stays in use. */
   error: string | null;
   /** Seconds since it was last evaluated over all items. */
   age_s: number | null;
@@ -579,7 +581,7 @@ export interface RuleAnswer {
 export interface RuleBody {
   /** An SQL predicate over the columns, such as `price < 20`. */
   where: string;
-  /** How often it is evaluated again, such as `60s`. Default: when items change or rules are reloaded. */
+  /** The interval at which the rule is evaluated again, such as `60s`. By default it is evaluated when items change or rules are reloaded. */
   refresh?: string | null;
 }
 
@@ -590,13 +592,13 @@ export interface RulesAnswer {
 
 /** A keyword of a JSON Schema that the texts do not hold to in full. */
 export interface SchemaNoteBody {
-  /** `ignored`, or `bounded`: some valid texts are not written. */
+  /** `ignored`: texts need not obey the keyword. `bounded`: some valid texts are never written. */
   treatment: string;
   /** The keyword; empty for a value that the schema does not describe. */
   keyword: string;
   /** The JSON pointer of the schema that has it. */
   pointer: string;
-  /** How deeply values nest, or how often a `$ref` is followed. */
+  /** The depth to which values nest, or the number of times that a `$ref` is followed. */
   depth?: number | null;
 }
 
@@ -637,7 +639,7 @@ export interface SnapshotAnswer {
   index_version: string;
   /** When, in UTC. */
   created: string;
-  /** The position in the followed source with which it goes; empty without a source. */
+  /** The position in the followed source that belongs to the snapshot; empty without a source. */
   feed?: Record<string, unknown>;
 }
 
@@ -695,7 +697,7 @@ export interface Usage {
 /** The items that a user took, as the log of interactions has them. */
 export interface UserAnswer {
   user: string;
-  /** Oldest first. Items that are no longer in the index too. */
+  /** The items, oldest first, including those that are no longer in the index. */
   history: Array<number | string>;
 }
 

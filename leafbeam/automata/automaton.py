@@ -281,8 +281,8 @@ class Automaton:
         assert self.lazy is not None
         limits, found = self.lazy.limits, self._dfa
         dfa = self.arrays.dfa if found is None else LazyDFA(found.network, limits.max_states).language()
-        arrays = compose(dfa, self.lazy.tokens, limits, "the language")
-        return replace(Automaton._of(arrays, self.chains is not None), notes=self.notes)
+        whole = Automaton._of(compose(dfa, self.lazy.tokens, limits, "the language"), self.chains is not None)
+        return replace(whole, notes=self.notes)
 
     def table(self, states_R: NDArray[np.integer]) -> TransitionTable:
         """Return the transition table, in which these states have a row or a mask; -1 is no state."""
@@ -345,8 +345,7 @@ class Automaton:
 
     def num_allowed(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return the number of legal tokens of each state."""
-        states = self._states(states_R)
-        table, count_M = self._counted_table(states)
+        table, count_M = self._counted_table(states := self._states(states_R))
         return np.diff(kernels.legal_indptr(states, tuple(table), count_M))
 
     def legal(self, states_R: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -366,11 +365,12 @@ class Automaton:
 
     def masks(self, states_R: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the legal tokens of each state as bits, least significant first, int32 of shape (R, ceil(V / 32))."""
-        states = self._states(states_R)
-        table, _ = self._counted_table(states)
-        out_RU = np.empty((len(states), (self.vocabulary_size + 31) // 32), np.uint32)
-        kernels.fill_masks(states, tuple(table), table.mask_MW.view(np.uint32), out_RU)
-        return out_RU.view(np.int32)
+        states, num_words = self._states(states_R), (self.vocabulary_size + 31) // 32
+        if self.lazy is not None:
+            return np.ascontiguousarray(self.lazy.masks(states).view(np.int32)[:, :num_words])
+        table, out_RU = self.arrays.table, np.empty((len(states), num_words), np.int32)
+        kernels.fill_masks(states, tuple(table), table.mask_MW.view(np.uint32), out_RU.view(np.uint32))
+        return out_RU
 
     def step(self, states_R: NDArray[np.integer], codes_R: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the state of each row after its token; -1 if the token is not legal or the state is -1.
@@ -387,10 +387,10 @@ class Automaton:
         states = self._states(states_R)
         codes = kernels.checked_codes(codes_R, states, self.vocabulary_size)
         arrays, out_R = self.arrays, np.empty(len(states), np.int32)
+        spelling = arrays.bytes_T, arrays.token_indptr
         if (dfa := self._dfa) is not None:
-            return states_after(dfa, states, codes, arrays.bytes_T, arrays.token_indptr)
-        table, edges = tuple(arrays.table), tuple(arrays.dfa.edges)
-        kernels.step_states(states, codes, table, edges, arrays.bytes_T, arrays.token_indptr, out_R)
+            return states_after(dfa, states, codes, *spelling)
+        kernels.step_states(states, codes, tuple(arrays.table), tuple(arrays.dfa.edges), *spelling, out_R)
         return out_R
 
     def forced_bytes(self, state: int) -> bytes:
@@ -443,8 +443,8 @@ class Automaton:
     @property
     def _saved(self) -> automaton_file.SavedAutomaton:
         network = None if self._dfa is None else self._dfa.network
-        kind = self.chains is not None, self.is_lazy
-        return automaton_file.SavedAutomaton(self.arrays, *kind, self.notes, self.num_states, network)
+        compressed = self.chains is not None
+        return automaton_file.SavedAutomaton(self.arrays, compressed, self.is_lazy, self.notes, self.num_states, network)
 
     @property
     def _dfa(self) -> LazyDFA | None:

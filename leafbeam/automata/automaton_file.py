@@ -2,7 +2,8 @@
 
 The metadata's `leafbeam-automaton` entry is a JSON header: format version, vocabulary size, number of states, `compressed`,
 `lazy` (format version 2: there are no rows and masks; version 3: nor a byte automaton, but a network; version 4: which may
-count characters), `notes` of a JSON Schema where there are any, and the digest. Tensors: see `SavedAutomaton.tensors`.
+count characters; version 5: which may have copies of networks), `notes` of a JSON Schema where there are any, and the digest.
+Tensors: see `SavedAutomaton.tensors`.
 """
 
 from pathlib import Path
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 
 from leafbeam.automata.arrays import UNFILLED, AutomatonArrays, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges
-from leafbeam.automata.determinize import NetworkArrays
+from leafbeam.automata.determinize import END, NetworkArrays
 from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.errors import IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
 
-KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=4, has_digest=True)
+KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=5, has_digest=True)
 
 
 class SavedAutomaton(NamedTuple):
@@ -51,7 +52,7 @@ def _viewed(array: NDArray[Any]) -> NDArray[Any]:
 def save(path: Path, saved: SavedAutomaton) -> None:
     """Write an automaton; forced chains are computed again at loading if there were any."""
     header = {
-        "format_version": 4 if saved.network is not None else 2 if saved.lazy else 1,
+        "format_version": 5 if saved.network is not None else 2 if saved.lazy else 1,
         **({"lazy": True} if saved.lazy else {}),
         "vocabulary_size": saved.arrays.vocabulary_size,
         "num_states": saved.num_states,
@@ -67,7 +68,7 @@ def load(path: Path) -> SavedAutomaton:
     try:
         lazy = bool(header.get("lazy", False))
         num_states = int(header["num_states"])
-        network = _network_of(_with_counts(tensors)) if "network.class_256" in tensors else None
+        network = _network_of(_with_units(_with_counts(tensors))) if "network.class_256" in tensors else None
         arrays = _arrays_of(tensors, int(header["vocabulary_size"]), 0 if network is not None else num_states, lazy)
         notes = tuple(SchemaNote.from_json(note) for note in header.get("notes", ()))
         return SavedAutomaton(arrays, bool(header["compressed"]), lazy, notes, num_states, network)
@@ -135,33 +136,54 @@ def _with_counts(tensors: Tensors) -> Tensors:
     }
 
 
+def _with_units(tensors: Tensors) -> Tensors:
+    """Return tensors of which those of a network of format version 4, in which only unit 0 has copies, are of version 5."""
+    if "network.part_indptr" not in tensors:
+        return tensors
+    unit_indptr, skip_indptr = tensors["network.part_indptr"], tensors["network.skip_indptr"]
+    copy_C7, accepting_X = tensors["network.copy_C7"][1:], tensors["network.accepting_X"].copy()
+    accepting_X[END] = 1
+    size_U = np.diff(unit_indptr)
+    ends = copy_C7[:, 0] + copy_C7[:, 2] * size_U[copy_C7[:, 1]]
+    size_U[0] = max(size_U[0], ends.max(initial=0))
+    num_copies = np.full(len(size_U) + 1, len(copy_C7))
+    num_copies[0] = 0
+    return {
+        **tensors,
+        "network.copy_C7": copy_C7,
+        "network.copy_indptr": num_copies,
+        "network.size_U": size_U,
+        "network.unit_indptr": unit_indptr,
+        "network.accepting_X": accepting_X,
+        "network.skip_indptr": np.pad(skip_indptr, (0, len(accepting_X) + 1 - len(skip_indptr)), "edge"),
+    }
+
+
 def _network_of(tensors: Tensors) -> NetworkArrays:
     """Return a network all of whose states, edges and skips lead to states that it has."""
-    copies, num_edges = len(tensors["network.copy_C7"]), len(tensors["network.label_E"])
-    num_states, num_parts = len(tensors["network.accepting_X"]), len(tensors["network.part_indptr"]) - 1
+    num_copies, num_edges = len(tensors["network.copy_C7"]), len(tensors["network.label_E"])
+    num_states, num_units = len(tensors["network.accepting_X"]), len(tensors["network.size_U"])
     class_256 = expect(tensors, "network.class_256", np.uint8, 256)
-    part_indptr = _indptr(tensors, "network.part_indptr", np.int64, num_parts, num_states)
-    num_nodes = int(part_indptr[1])
-    copy_C7 = tensors["network.copy_C7"]
-    if copy_C7.dtype != np.int64 or copy_C7.shape != (copies, 7) or not 0 <= copy_C7.min() <= copy_C7.max() < 2**48:
-        raise ValueError(f"the copies are {copy_C7.dtype} {copy_C7.shape}")
-    first, part, count, _, _, to, _ = copy_C7.T
-    if part.max() >= num_parts or to.max() >= num_nodes or count.min() < 1 or count.max() >= 2**31 or num_nodes < 2:
-        raise ValueError("a copy has a part, a node or a number that there is not")
+    unit_indptr = _indptr(tensors, "network.unit_indptr", np.int64, num_units, num_states)
+    own_U, size_U = np.diff(unit_indptr), _bounded(tensors, "network.size_U", np.int64, num_units, 1, 2**61)
+    if own_U[0] < 2 or own_U.min() < 1 or (size_U < own_U).any():
+        raise ValueError("a unit has fewer states than its own")
+    copy_indptr = _indptr(tensors, "network.copy_indptr", np.int64, num_units, num_copies)
+    copy_C7 = _copies_of(tensors, np.repeat(np.arange(num_units), np.diff(copy_indptr)), own_U, size_U)
     edge_indptr = _indptr(tensors, "network.edge_indptr", np.int64, num_states, num_edges)
-    sizes = np.diff(part_indptr)
-    ends = np.cumsum(count.astype(np.float64) * sizes[part])
-    if sizes.min() < 1 or ends[-1] >= 2.0**62 or (first[1:] != ends[:-1]).any() or first[0] or part[0] or count[0] != 1:
-        raise ValueError("the copies do not follow one another")
-    next_E = _bounded(tensors, "network.next_E", np.int32, num_edges, 0, int(sizes.max()))
-    size_X = np.repeat(sizes, sizes)
-    if (next_E >= np.repeat(size_X, np.diff(edge_indptr))).any():
-        raise ValueError("an edge leads out of its part")
-    skip_F = _bounded(tensors, "network.skip_F", np.int64, len(tensors["network.skip_F"]), 0, int(ends[-1]))
+    next_E = _bounded(tensors, "network.next_E", np.int32, num_edges, 0, int(own_U.max()))
+    if (next_E >= np.repeat(np.repeat(own_U, own_U), np.diff(edge_indptr))).any():
+        raise ValueError("an edge leads out of its unit")
+    skip_F = _bounded(tensors, "network.skip_F", np.int64, len(tensors["network.skip_F"]), 0, int(size_U.max()))
+    skip_indptr = _indptr(tensors, "network.skip_indptr", np.int64, num_states, len(skip_F))
+    if (skip_F >= np.repeat(np.repeat(size_U, own_U), np.diff(skip_indptr))).any():
+        raise ValueError("a skip leads out of its unit")
     return NetworkArrays(
         class_256,
         copy_C7,
-        part_indptr,
+        copy_indptr,
+        size_U,
+        unit_indptr,
         edge_indptr,
         _bounded(tensors, "network.label_E", np.uint8, num_edges, 0, int(class_256.max()) + 1),
         next_E,
@@ -169,9 +191,35 @@ def _network_of(tensors: Tensors) -> NetworkArrays:
         _bounded(tensors, "network.accepting_X", np.uint8, num_states, 0, 2).view(np.bool_),
         _bounded(tensors, "network.shortest_X", np.int32, num_states, 0, 2**31),
         _bounded(tensors, "network.longest_X", np.int32, num_states, 0, 2**31),
-        _indptr(tensors, "network.skip_indptr", np.int64, num_nodes, len(skip_F)),
+        skip_indptr,
         skip_F,
     )
+
+
+def _copies_of(
+    tensors: Tensors, unit_C: NDArray[np.int64], own_U: NDArray[np.int64], size_U: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the copies, which are behind the own states of the units that have them, one after another, within their size.
+
+    So a unit is larger than what it has copies of, and no unit is within itself.
+    """
+    copy_C7 = tensors["network.copy_C7"]
+    if copy_C7.dtype != np.int64 or copy_C7.shape != (len(unit_C), 7):
+        raise ValueError(f"the copies are {copy_C7.dtype} {copy_C7.shape}")
+    if not copy_C7.size:
+        return np.ascontiguousarray(copy_C7)
+    if not 0 <= copy_C7.min() <= copy_C7.max() < 2**61:
+        raise ValueError("a copy has a number that there is not")
+    first, inner, count, _, _, to, _ = copy_C7.T
+    if inner.max() >= len(size_U) or (to >= own_U[unit_C]).any() or count.min() < 1 or count.max() >= 2**31:
+        raise ValueError("a copy has a unit, a node or a number that there is not")
+    ends = first + count * size_U[inner]
+    is_first = np.append(True, unit_C[1:] != unit_C[:-1])
+    starts = np.where(is_first, own_U[unit_C], np.append(0, ends[:-1]))
+    too_large = count.astype(np.float64) * size_U[inner] >= 2.0**61
+    if too_large.any() or (first < starts).any() or (ends > size_U[unit_C]).any() or (size_U[inner] >= size_U[unit_C]).any():
+        raise ValueError("the copies do not follow one another within their units")
+    return np.ascontiguousarray(copy_C7)
 
 
 def _bounded(tensors: Tensors, name: str, dtype: type[np.generic], length: int, low: int, end: int) -> NDArray[Any]:

@@ -101,6 +101,10 @@ class ByteDFA:
         return not len(self.accepting_X)
 
     @property
+    def has_empty_string(self) -> bool:
+        return bool(self.accepting_X[:1].any())
+
+    @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self.edges, self.accepting_X))
 

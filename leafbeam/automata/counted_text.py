@@ -48,11 +48,8 @@ class CountedText:
 
         The states from `num_plain` on are behind a backslash: none of their edges begins a character.
         """
-        class_256, edge_indptr, label_E, next_E = dfa.edges
-        byte_J = np.zeros(256, np.int64)
-        byte_J[class_256[::-1]] = np.arange(255, -1, -1)
-        from_E = np.repeat(np.arange(dfa.num_states), np.diff(edge_indptr))
-        begins_E = (byte_J[label_E] & 0xC0 != 0x80) & (from_E < num_plain)
+        next_E, from_E = dfa.edges.next_E, np.repeat(np.arange(dfa.num_states), np.diff(dfa.edges.edge_indptr))
+        begins_E = _begins(dfa) & (from_E < num_plain)
         last = max(low if high is None else high, dfa.num_states) + 1
         if last * (len(next_E) + dfa.num_states) > _MAX_WORK:
             return None
@@ -68,6 +65,15 @@ class CountedText:
         return longest < self.low or (self.high is not None and shortest > self.high)
 
     @property
+    def size(self) -> int:
+        """Return the number of states of one turn."""
+        return self.dfa.num_states
+
+    @property
+    def has_empty_string(self) -> bool:
+        return not self.low and self.dfa.has_empty_string
+
+    @property
     def num_turns(self) -> int:
         """Return how many numbers of characters are told apart."""
         return 1 + (self.low if self.high is None else self.high)
@@ -76,6 +82,51 @@ class CountedText:
     def margin(self) -> int:
         """Return how far before the ends of the bounds states are told apart: as many characters as a string may still need."""
         return int(max(self.shortest_X.max(), self.longest_X[self.longest_X < ENDLESS].max(initial=0)))
+
+
+def finite_lengths(strings: ByteDFA) -> tuple[int, int] | None:
+    """Return the numbers of characters of the shortest and the longest string; None without a longest. Cost: O(E)."""
+    shortest, longest = _span(strings.edges.edge_indptr, strings.edges.next_E, _begins(strings), strings.accepting_X)
+    return None if longest < 0 else (int(shortest), int(longest))
+
+
+def _begins(dfa: ByteDFA) -> NDArray[np.bool_]:
+    """Return which edges begin a character in UTF-8."""
+    byte_J = np.zeros(256, np.int64)
+    byte_J[dfa.edges.class_256[::-1]] = np.arange(255, -1, -1)
+    return byte_J[dfa.edges.label_E] & 0xC0 != 0x80
+
+
+@njit(cache=True)
+def _span(edge_indptr, next_E, begins_E, accepting_X):
+    """Return (shortest, longest) of the lengths of all strings, (-1, -1) without a longest: a state leads back to itself."""
+    num_states = len(accepting_X)
+    into_X, order_X, count = np.zeros(num_states, np.int64), np.empty(num_states, np.int64), 0
+    for edge in range(len(next_E)):
+        into_X[next_E[edge]] += 1
+    for state in range(num_states):
+        if into_X[state] == 0:
+            order_X[count] = state
+            count += 1
+    head = 0
+    while head < count:
+        for edge in range(edge_indptr[order_X[head]], edge_indptr[order_X[head] + 1]):
+            into_X[next_E[edge]] -= 1
+            if into_X[next_E[edge]] == 0:
+                order_X[count] = next_E[edge]
+                count += 1
+        head += 1
+    if count < num_states or not count:
+        return np.int64(-1), np.int64(-1)
+    shortest_X, longest_X = np.full(num_states, ENDLESS, np.int64), np.full(num_states, -ENDLESS, np.int64)
+    for index in range(count - 1, -1, -1):
+        state = order_X[index]
+        if accepting_X[state]:
+            shortest_X[state] = longest_X[state] = 0
+        for edge in range(edge_indptr[state], edge_indptr[state + 1]):
+            shortest_X[state] = min(shortest_X[state], shortest_X[next_E[edge]] + begins_E[edge])
+            longest_X[state] = max(longest_X[state], longest_X[next_E[edge]] + begins_E[edge])
+    return shortest_X[0], longest_X[0]
 
 
 @njit(cache=True)

@@ -1,22 +1,24 @@
 """The determinisation of a network (Rabin and Scott, 1959), state by state: what a byte leads to is found when it is asked for.
 
-A network is copies of parts. Copy 0 is the network's own nodes, with edges that take no byte (skips). Another copy repeats a
-byte automaton: turn t of it is states first + t * size to first + (t + 1) * size - 1. Its edges are not written out, so a
-repetition costs nothing until one of its states is reached.
+A network is units. A unit is a byte automaton; or nodes with edges, with edges that take no byte (skips), and with copies of
+other units between two nodes. Unit 0 is the network itself. A state is a number: in a unit, its own states are the first, and
+then come those of its copies. A copy repeats its unit: turn t of it is states first + t * size to first + (t + 1) * size - 1.
+None of this is written out, so a repetition costs nothing until one of its states is reached, and a unit costs as much as its
+own states, however often it is used.
 
     first   low     and what is behind an accepting state of turn t:
-    part    more      the start of turn t + 1, if t + 1 < count
+    unit    more      the start of turn t + 1, if t + 1 < count
     count   to        the start of turn t again, if t + 1 == count and `more`
             margin    the node `to`, if t + 1 >= low
 
-Or the turns of a copy are the characters so far of one string of its part (`more` is CHARACTERS, or CHARACTERS + 1): an edge
+Or the turns of a copy are the characters so far of one string of its unit (`more` is CHARACTERS, or CHARACTERS + 1): an edge
 that begins a character leads to the next turn, and what is behind an accepting state is only the node `to`. Edges to states
 whose shortest string is too long or whose longest is too short are left out.
 
 Kernels do not allocate. They return 0 when they are done, or what is too small (`SETS` and following); `LazyDFA` makes it
 larger and calls again.
 
-Shapes: C copies, P parts, X states of all parts, E their edges, F skips, J classes of bytes, Y sets, Z members of all sets,
+Shapes: C copies, U units, X own states of all units, E their edges, F skips, J classes of bytes, Y sets, Z members of all sets,
 R edges of all sets, D sets with a table row, H slots.
 """
 
@@ -28,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.automata.addresses import arrays_at
 from leafbeam.jit import njit
 
 START, END = 0, 1  # the nodes of a network between which its strings are
@@ -49,19 +52,25 @@ class NetworkArrays(NamedTuple):
 
     Args:
         class_256: The class of each byte.
-        copy_C7: first, part, count, low, more, to and margin of each copy, ascending by first. The margin is how many
-            characters before the ends of its turns states are told apart.
-        part_indptr: The first state of each part, of all parts' states.
+        copy_C7: first, unit, count, low, more, to and margin of each copy, ascending by first within a unit. `first` and `to`
+            are counted from the start of the unit that has the copy. The margin is how many characters before the ends of
+            its turns states are told apart.
+        copy_indptr: The copies of unit u are copy_indptr[u] to copy_indptr[u + 1] - 1.
+        size_U: The number of states of a unit with those of its copies, or more.
+        unit_indptr: The first own state of each unit, of all units' own states.
         edge_indptr: The edges of state x, ascending by label, are edge_indptr[x] to edge_indptr[x + 1] - 1.
-        next_E: Counted from the first state of the part.
-        begins_E: Whether an edge begins a character, in parts whose characters are counted.
-        shortest_X, longest_X: The numbers of characters of a state's shortest and longest string, in these parts.
-        skip_indptr, skip_F: Where the nodes lead without a byte: states of the network.
+        next_E: Counted from the start of the unit.
+        begins_E: Whether an edge begins a character, in units whose characters are counted.
+        accepting_X: Whether a string of the unit may end; of nodes only END.
+        shortest_X, longest_X: The numbers of characters of a state's shortest and longest string, in these units.
+        skip_indptr, skip_F: Where the nodes lead without a byte, counted from the start of the unit.
     """
 
     class_256: NDArray[np.uint8]
     copy_C7: NDArray[np.int64]
-    part_indptr: NDArray[np.int64]
+    copy_indptr: NDArray[np.int64]
+    size_U: NDArray[np.int64]
+    unit_indptr: NDArray[np.int64]
     edge_indptr: NDArray[np.int64]
     label_E: NDArray[np.uint8]
     next_E: NDArray[np.int32]
@@ -72,9 +81,11 @@ class NetworkArrays(NamedTuple):
     skip_indptr: NDArray[np.int64]
     skip_F: NDArray[np.int64]
 
+    KINDS = "u1 i8:2 i8 i8 i8 i8 u1 i4 b1 b1 i4 i4 i8 i8"
+
     @property
     def used_256(self) -> NDArray[np.bool_]:
-        """Return the bytes that appear in some string of the language, and perhaps others of the parts."""
+        """Return the bytes that appear in some string of the language, and perhaps others of the units."""
         return used_bytes(self.class_256, self.label_E)
 
 
@@ -98,6 +109,8 @@ class Sets(NamedTuple):
     to_R: NDArray[np.int32]
     table_DJ: NDArray[np.int32]
 
+    KINDS = "i8 i8 u8 b1 i4 i8 i8 i4 u1 i4 i4:2"
+
 
 class Scratch(NamedTuple):
     """Buffers of one expansion: the targets of a set by label, and the states that some of them reach without a byte."""
@@ -109,21 +122,37 @@ class Scratch(NamedTuple):
     stack_n: NDArray[np.int64]
     closed_n: NDArray[np.int64]
 
+    KINDS = "i8 i8 i8 i8 i8 i8"
+
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _position(state, net):
-    """Return (copy, turn, state of all parts' states) of a state of the network."""
-    low, high = 0, len(net.copy_C7)
+def _copy_at(unit, offset, net):
+    """Return the copy of a unit in which a state is, counted from the start of the unit; -1 if it is the unit's own."""
+    if offset < net.unit_indptr[unit + 1] - net.unit_indptr[unit]:
+        return np.int64(-1)
+    low, high = net.copy_indptr[unit], net.copy_indptr[unit + 1]
     while high - low > 1:
         middle = (low + high) >> 1
-        if net.copy_C7[middle, 0] <= state:
+        if net.copy_C7[middle, 0] <= offset:
             low = middle
         else:
             high = middle
-    part, offset = net.copy_C7[low, 1], state - net.copy_C7[low, 0]
-    size = net.part_indptr[part + 1] - net.part_indptr[part]
-    turn = offset // size
-    return low, turn, net.part_indptr[part] + offset - turn * size
+    return low
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def _position(state, net):
+    """Return where a state is: (the copy that it is in, -1 for none; its turn; the start of that turn; the start of the unit
+    that has the copy; the state of all units' own states)."""
+    unit, offset, copy, turn, outer = np.int64(0), np.int64(state), np.int64(-1), np.int64(0), np.int64(0)
+    inner = _copy_at(unit, offset, net)
+    while inner >= 0:
+        outer, copy, unit = state - offset, inner, net.copy_C7[inner, 1]
+        offset -= net.copy_C7[copy, 0]
+        turn = offset // net.size_U[unit]
+        offset -= turn * net.size_U[unit]
+        inner = _copy_at(unit, offset, net)
+    return copy, turn, state - offset, outer, net.unit_indptr[unit] + offset
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -145,18 +174,17 @@ def _sorted_hash(member_n, size):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _counted(copy, turn, edge, net):
+def _counted(copy, turn, outer, edge, net):
     """Return where an edge of a copy that counts characters leads from a turn; -1 if no string with such a length follows."""
-    first, part, count = net.copy_C7[copy, 0], net.copy_C7[copy, 1], net.copy_C7[copy, 2]
-    low, has_bound = net.copy_C7[copy, 3], net.copy_C7[copy, 4] == CHARACTERS
+    unit, count, low = net.copy_C7[copy, 1], net.copy_C7[copy, 2], net.copy_C7[copy, 3]
+    has_bound = net.copy_C7[copy, 4] == CHARACTERS
     if net.begins_E[edge]:
         turn += 1
-    begin, following = net.part_indptr[part], np.int64(net.next_E[edge])
-    if turn + net.longest_X[begin + following] + 1 < low:
+    following = np.int64(net.next_E[edge])
+    at = net.unit_indptr[unit] + following
+    if turn + net.longest_X[at] + 1 < low or (has_bound and turn + net.shortest_X[at] >= count):
         return np.int64(-1)
-    if has_bound and turn + net.shortest_X[begin + following] >= count:
-        return np.int64(-1)
-    return first + min(turn, count - 1) * (net.part_indptr[part + 1] - begin) + following
+    return outer + net.copy_C7[copy, 0] + min(turn, count - 1) * net.size_U[unit] + following
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -168,14 +196,12 @@ def _gather(number, net, sets, scratch):
     for is_count in (True, False):
         for index in range(sets.member_indptr[number], sets.member_indptr[number + 1]):
             state = sets.member_Z[index]
-            copy, turn, at = _position(state, net)
-            part = net.copy_C7[copy, 1]
-            base = state - (at - net.part_indptr[part])
-            counts = net.copy_C7[copy, 4] >= CHARACTERS
+            copy, turn, base, outer, at = _position(state, net)
+            counts = copy >= 0 and net.copy_C7[copy, 4] >= CHARACTERS
             for edge in range(net.edge_indptr[at], net.edge_indptr[at + 1]):
                 label, target = net.label_E[edge], base + net.next_E[edge]
                 if counts:
-                    target = _counted(copy, turn, edge, net)
+                    target = _counted(copy, turn, outer, edge, net)
                     if target < 0:
                         continue
                 if is_count:
@@ -225,27 +251,22 @@ def _close(begin, end, net, stamp, scratch):
     while depth:
         depth -= 1
         state = scratch.stack_n[depth]
-        copy, turn, at = _position(state, net)
+        copy, turn, base, outer, at = _position(state, net)
         if net.edge_indptr[at + 1] > net.edge_indptr[at] or state == END:
             scratch.closed_n[size] = state
             size += 1
         before = depth
-        if copy == 0:
-            if pushed + net.skip_indptr[at + 1] - net.skip_indptr[at] > limit:
-                return -1
-            for index in range(net.skip_indptr[at], net.skip_indptr[at + 1]):
-                depth = _push(net.skip_F[index], stamp, depth, scratch)
-        elif net.accepting_X[at]:
-            if pushed + 2 > limit:
-                return -1
-            part = net.copy_C7[copy, 1]
-            length = net.part_indptr[part + 1] - net.part_indptr[part]
+        if pushed + net.skip_indptr[at + 1] - net.skip_indptr[at] + 2 > limit:
+            return -1
+        for index in range(net.skip_indptr[at], net.skip_indptr[at + 1]):
+            depth = _push(base + net.skip_F[index], stamp, depth, scratch)
+        if copy >= 0 and net.accepting_X[at]:
             count, low, more = net.copy_C7[copy, 2], net.copy_C7[copy, 3], net.copy_C7[copy, 4]
             if more < CHARACTERS and (turn + 1 < count or more):
-                following = min(turn + 1, count - 1)
-                depth = _push(net.copy_C7[copy, 0] + following * length, stamp, depth, scratch)
+                following = min(turn + 1, count - 1) * net.size_U[net.copy_C7[copy, 1]]
+                depth = _push(outer + net.copy_C7[copy, 0] + following, stamp, depth, scratch)
             if turn + 1 >= low:
-                depth = _push(net.copy_C7[copy, 5], stamp, depth, scratch)
+                depth = _push(outer + net.copy_C7[copy, 5], stamp, depth, scratch)
         pushed += depth - before
     return size
 
@@ -283,9 +304,17 @@ def _number_of(size, sets, counts, scratch):
     return number
 
 
-@njit(cache=True, nogil=True, _nrt=False)
-def begin(net, sets, counts, scratch):
+@njit(nogil=True)
+def unpacked(state):
+    """Return (network, sets, counts, scratch) of `LazyDFA.state`."""
+    net, sets, counts, scratch = state
+    return arrays_at(net, NetworkArrays), arrays_at(sets, Sets), counts, arrays_at(scratch, Scratch)
+
+
+@njit(cache=True, nogil=True)
+def begin(state):
     """Find set 0, the states of START."""
+    net, sets, counts, scratch = unpacked(state)
     scratch.target_e[0] = START
     counts[STAMP] += 1
     size = _close(0, 1, net, counts[STAMP], scratch)
@@ -293,6 +322,13 @@ def begin(net, sets, counts, scratch):
         return SCRATCH
     number = _number_of(size, sets, counts, scratch)
     return 0 if number >= 0 else -1 - number
+
+
+@njit(cache=True, nogil=True)
+def expand_one(number, state):
+    """`expand` for callers in Python; sets with many edges get a table row."""
+    net, sets, counts, scratch = unpacked(state)
+    return expand(number, True, net, sets, counts, scratch)
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -350,9 +386,10 @@ def fill_slots(hash_Y, count, slot_H):
         slot_H[slot] = number
 
 
-@njit(cache=True, nogil=True, _nrt=False)
-def expand_all(number, max_sets, net, sets, counts, scratch):
+@njit(cache=True, nogil=True)
+def expand_all(number, max_sets, state):
     """Expand sets from a number on, those among them that it finds; returns (the next number, what is too small)."""
+    net, sets, counts, scratch = unpacked(state)
     while number < counts[NUM_SETS] <= max_sets:
         code = expand(number, False, net, sets, counts, scratch)
         if code:
@@ -374,14 +411,22 @@ def following(number, label, sets):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _shape(member, height, net):
-    """Return (state, turns to go until it may end, turns left), with no more turns than `height` bytes can take."""
-    copy, turn, _ = _position(member, net)
-    count, low, height = net.copy_C7[copy, 2], net.copy_C7[copy, 3], height + net.copy_C7[copy, 6]
-    if count == 1:
-        return member, np.int64(0), np.int64(0)
-    size = net.part_indptr[net.copy_C7[copy, 1] + 1] - net.part_indptr[net.copy_C7[copy, 1]]
-    return member - turn * size, min(max(low - 1 - turn, 0), height + 1), min(count - 1 - turn, height + 1)
+def _shape(state, height, net):
+    """Return the first of the states that differ from a state only in turns that `height` bytes cannot tell from its own."""
+    unit, offset, first = np.int64(0), np.int64(state), np.int64(state)
+    copy = _copy_at(unit, offset, net)
+    while copy >= 0:
+        unit, count, low = net.copy_C7[copy, 1], net.copy_C7[copy, 2], net.copy_C7[copy, 3]
+        offset -= net.copy_C7[copy, 0]
+        turn, ahead = offset // net.size_U[unit], height + net.copy_C7[copy, 6]
+        offset -= turn * net.size_U[unit]
+        if count - 1 - turn > ahead:  # the last turn is far away
+            if low - 1 - turn > ahead:
+                first -= turn * net.size_U[unit]
+            elif turn >= low - 1:
+                first -= (turn - max(low - 1, 0)) * net.size_U[unit]
+        copy = _copy_at(unit, offset, net)
+    return first
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -404,7 +449,6 @@ def shape_hashes(begin, end, member_Z, net, heights_n, hash_n):
     for number in range(len(heights_n)):
         state = np.uint64(heights_n[number] + 1)
         for index in range(begin, end):
-            for value in _shape(member_Z[index], heights_n[number], net):
-                state = (state ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
-                state ^= state >> np.uint64(29)
+            state = (state ^ np.uint64(_shape(member_Z[index], heights_n[number], net))) * np.uint64(0x9E3779B97F4A7C15)
+            state ^= state >> np.uint64(29)
         hash_n[number] = state

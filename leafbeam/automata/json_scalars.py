@@ -7,7 +7,7 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_notes import Notes
 from leafbeam.automata.json_numbers import integer_pattern, multiple_of, multiples, number_pattern, texts_of_number
 from leafbeam.automata.json_scope import NOT_PATTERNS, NOT_VALUES, PATTERNS, Schema, Scope, span, type_of
-from leafbeam.automata.json_strings import Strings, quoted_format
+from leafbeam.automata.json_strings import Strings, format_lengths, quoted_format
 from leafbeam.automata.json_text import CHARACTER, FORMATS, REFUSED_FORMATS, STRING
 from leafbeam.automata.network import END, START, Language, Network
 from leafbeam.errors import AutomatonError, short_repr
@@ -36,8 +36,10 @@ class Scalars:
 
     def _string(self, schema: Schema, scope: Scope) -> Language:
         low, high = span(schema, "minLength", "maxLength", scope)
-        if set(schema) <= {"type", "format"} and schema.get("format") in (*FORMATS,):
-            return quoted_format(schema["format"], self.max_states)
+        if set(schema) <= {"type", "format", "minLength", "maxLength"} and schema.get("format") in (*FORMATS,):
+            first, last = format_lengths(schema["format"])
+            if low <= first and (high is None or (last is not None and last <= high)):
+                return quoted_format(schema["format"], self.max_states)
         network = Network(self.max_states, pointer=lambda: scope.path)
         begin, end = network.node(), network.node()
         network.add_text(START, b'"', begin)

@@ -41,7 +41,7 @@ from leafbeam.automata.json_scope import (
 )
 from leafbeam.automata.json_strings import Strings
 from leafbeam.automata.json_unevaluated import closed, unevaluated
-from leafbeam.automata.json_values import FIXED, add_value, any_value, text_of
+from leafbeam.automata.json_values import FIXED, add_value, any_scalar, any_value, text_of
 from leafbeam.automata.network import END, START, Language, Network, determinized
 from leafbeam.errors import AutomatonError
 from leafbeam.json_reader import parse_json
@@ -199,11 +199,13 @@ class _Compiler:
         schema = mapping_of(schema, scope)
         if (base := self.references.inside(schema, scope.base, lambda: scope.path)) != scope.base:
             scope = replace(scope, base=base)
-        key = self._key(schema, scope)
-        if key is not None and key in self.built:
-            return self.built[key]
+        key = None
         try:
-            language = self._language(schema, scope)
+            plain = self.normaliser.plain(schema, scope)
+            key = self._key(plain, schema, scope)
+            if key is not None and key in self.built:
+                return self.built[key]
+            language = self._language(plain, scope)
         except NothingError as error:
             self.nothing.append(error)
             language = ByteDFA.from_strings([])
@@ -211,22 +213,22 @@ class _Compiler:
             self.built[key] = language
         return language
 
-    def _key(self, schema: Schema, scope: Scope) -> tuple[object, ...] | None:
+    def _key(self, plain: dict[str, Any], schema: Schema, scope: Scope) -> tuple[object, ...] | None:
         """Return what the language of a part depends on: its text, its base, and how often it is inside what it refers to."""
         try:
-            text = marshal.dumps({**schema}, 0)  # several times as fast as repr or JSON; version 0 is by value alone
+            text = marshal.dumps(plain, 0)  # several times as fast as repr or JSON; version 0 is by value alone
         except ValueError:  # it nests too deeply, or has values that are not JSON's, which are refused later
             return None
         return scope.base, text, self.references.open_within(schema, scope.base, scope.open_refs)
 
     def _language(self, schema: Schema, scope: Scope) -> Language:
+        """Return the language of a schema that the normaliser made plain."""
         if next(self.parts) > _MAX_PARTS:
             raise AutomatonError(
                 f"the schema unrolls to more than {_MAX_PARTS:,} parts, because alternatives hold together or "
                 "schemas are inside themselves: simplify it, or lower max_depth",
                 pointer=scope.path,
             )
-        schema = self.normaliser.plain(schema, scope)
         if set(schema) == {"$ref"}:
             location, open_refs = self.normaliser.referred(schema["$ref"], scope)
             return self.language(location.schema, Scope(start=location.path, base=location.base, open_refs=open_refs))
@@ -235,11 +237,11 @@ class _Compiler:
             schema = merged(parts, scope)
         schema = self.normaliser.with_clauses(schema, scope)
         if (rewritten := self.normaliser.without_logic(schema, scope)) is not None:
-            return self._language(rewritten, scope)
+            return self._language(self.normaliser.plain(rewritten, scope), scope)
         if (alternatives := distributed(schema, scope)) is not None:
             return self._alternatives(*alternatives, schema, scope)
         if unevaluated(schema):
-            return self._language(closed(schema, scope), scope)
+            return self._language(self.normaliser.plain(closed(schema, scope), scope), scope)
         return self._of_types(schema, scope)
 
     def _of_types(self, schema: Schema, scope: Scope) -> Language:
@@ -249,6 +251,8 @@ class _Compiler:
             return self._values(schema, scope)
         if not schema:
             return self._undescribed(scope)
+        if set(schema) == {"type"} and not {"array", "object"} & set(types):
+            return any_scalar(tuple(types), self.max_states)
         excluded = list(schema.get(NOT_VALUES, ()))
         compilers: dict[str, Callable[[Schema, Scope], Language]] = {
             "string": self.scalars.string,

@@ -14,7 +14,7 @@ import numpy as np
 
 from leafbeam.automata.boolean import difference, intersection
 from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges, run
-from leafbeam.automata.counted_text import CountedText
+from leafbeam.automata.counted_text import CountedText, finite_lengths
 from leafbeam.automata.ecma_pattern import MARKS, anchored_pattern, leading_conditions, rust_pattern
 from leafbeam.automata.json_text import CHARACTER, FORMATS, NUMBER, STRING, integers
 from leafbeam.automata.minimize import Edges
@@ -198,6 +198,12 @@ def quoted_format(name: str, max_states: int) -> ByteDFA:
     """Return the JSON texts of a format of `FORMATS`, which are built once. Raises AutomatonError above the limit of states."""
     strings = Strings(max_states=max_states)
     return strings.quoted(strings.writable(strings.format(name)))
+
+
+@lru_cache(maxsize=64)
+def format_lengths(name: str) -> tuple[int, int | None]:
+    """Return the numbers of characters of the shortest and the longest string of a format; 0 and None if some have no end."""
+    return finite_lengths(compile_fixed(f"(?:{FORMATS[name]})")) or (0, None)
 
 
 def _between_marks(language: ByteDFA, begin: bytes, end: bytes) -> ByteDFA:

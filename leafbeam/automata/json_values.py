@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_scope import Scope
-from leafbeam.automata.json_text import NUMBER, STRING
+from leafbeam.automata.json_text import NUMBER, STRING, integers
 from leafbeam.automata.network import END, START, Language, Network
 from leafbeam.automata.regex import compile_fixed
 from leafbeam.errors import short_repr
@@ -103,6 +103,21 @@ def add_counted_list(
                     waiting.append(after)
                 add_texts(network, done, COMMA, before[after])
             network.add(before[number, count], item(min(number, loop - 1), is_match), behind[after])
+
+
+@lru_cache(maxsize=64)
+def any_scalar(types: tuple[str, ...], max_states: int) -> ByteDFA:
+    """Return the language of all JSON values of some types, arrays and objects not among them. It is built once.
+
+    Raises AutomatonError above the limit of states.
+    """
+    patterns = {"string": STRING, "number": NUMBER, "integer": integers(None, None)}
+    network = Network(max_states, "any JSON value")
+    for name in types:
+        add_texts(network, START, FIXED.get(name, ()), END)
+        if name in patterns:
+            network.add(START, compile_fixed(patterns[name]), END)
+    return network.language()
 
 
 @lru_cache(maxsize=16)

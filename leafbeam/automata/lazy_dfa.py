@@ -6,13 +6,13 @@ Shapes: J classes of bytes, R states, T bytes of all tokens, Y sets (the states 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata import determinize as kernels
+from leafbeam.automata.addresses import addresses
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.determinize import NetworkArrays, Scratch, Sets
 from leafbeam.automata.minimize import Edges
@@ -57,7 +57,10 @@ class LazyDFA:
             stack_n=np.empty(1024, np.int64),
             closed_n=np.empty(1024, np.int64),
         )
-        self.run(lambda: kernels.begin(network, self.sets, self.counts, self.scratch))
+        self._network_rows, self._sets_rows = addresses(network), addresses(self.sets)
+        self._scratch_rows = addresses(self.scratch)
+        while code := kernels.begin(self.state):
+            self.enlarge(code)
 
     @property
     def num_states(self) -> int:
@@ -67,11 +70,6 @@ class LazyDFA:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self.network, *self.sets, *self.scratch))
-
-    def run(self, kernel: Callable[[], int]) -> None:
-        """Call a kernel until nothing is too small for it. Raises AutomatonError above the limits."""
-        while code := kernel():
-            self.enlarge(code)
 
     def enlarge(self, code: int) -> None:
         """Make twice as large what a kernel says is too small. Raises AutomatonError above the limits."""
@@ -87,19 +85,20 @@ class LazyDFA:
             doubled = {name: _doubled(getattr(self.scratch, name)) for name in ("target_e", "stack_n", "closed_n")}
             slots = np.zeros((2, 2 * len(self.scratch.key_H)), np.int64)
             self.scratch = self.scratch._replace(key_H=slots[0], stamp_H=slots[1], **doubled)
+            self._scratch_rows = addresses(self.scratch)
             return
         self.sets = self.sets._replace(**{name: _doubled(getattr(self.sets, name)) for name in names[code]})
         if code == kernels.SETS:
-            slot_H = np.full(4 * len(self.sets.hash_Y), -1, np.int32)
-            slot_H = np.full(1 << (len(slot_H) - 1).bit_length(), -1, np.int32)
+            slot_H = np.full(1 << (4 * len(self.sets.hash_Y) - 1).bit_length(), -1, np.int32)
             kernels.fill_slots(self.sets.hash_Y, self.num_states, slot_H)
             self.sets = self.sets._replace(slot_H=slot_H)
+        self._sets_rows = addresses(self.sets)
 
     def language(self) -> ByteDFA:
         """Return the whole language, if no state was asked for before. Raises AutomatonError above the limits."""
         number, code = 0, 1
         while code:
-            number, code = kernels.expand_all(number, self.max_states, *self.state)
+            number, code = kernels.expand_all(number, self.max_states, self.state)
             if code:
                 self.enlarge(int(code))
         count = self.num_states
@@ -116,9 +115,9 @@ class LazyDFA:
         )
 
     @property
-    def state(self) -> tuple[NetworkArrays, Sets, NDArray[np.int64], Scratch]:
-        """Return what kernels read and write."""
-        return self.network, self.sets, self.counts, self.scratch
+    def state(self) -> tuple[NDArray[np.int64], ...]:
+        """Return what kernels read and write: the addresses of the network and of the sets, the counts, and the scratch."""
+        return self._network_rows, self._sets_rows, self.counts, self._scratch_rows
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:

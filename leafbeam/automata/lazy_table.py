@@ -6,6 +6,7 @@ Shapes: S states, M masks of W words, R requested states.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,15 +48,16 @@ class LazyTable:
         self.tokens, self.limits, self._lock = tokens, limits, threading.Lock()
         self.dfa = dfa if isinstance(dfa, LazyDFA) else None
         self.num_states = dfa.max_states if isinstance(dfa, LazyDFA) else dfa.num_states
-        self._ranked = SetMasks(dfa, tokens) if isinstance(dfa, LazyDFA) else RankedMasks(dfa.num_states, dfa, tokens)
+        self._masks = SetMasks(dfa, tokens) if isinstance(dfa, LazyDFA) else RankedMasks(dfa.num_states, dfa, tokens)
         self._num_words = tokens.vocabulary_size // 64 + 1
         self._max_masks = max(1, min(limits.max_bytes, _MAX_BYTES) // (16 * self._num_words))
+        self._no_rows = np.zeros(self.num_states + 1, np.int64)
         self._clear()
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the masks so far, and of what they are computed with."""
-        return 16 * self._num_words * self._ranked.count + self._ranked.nbytes
+        return 16 * self._num_words * self._masks.count + self._masks.nbytes
 
     @property
     def accepting(self) -> Bitmap:
@@ -68,31 +70,35 @@ class LazyTable:
     def table(self, states_R: NDArray[np.int64]) -> tuple[TransitionTable, NDArray[np.int64]]:
         """Return a table with the masks of these states, and the number of tokens of each mask. -1 is no state."""
         with self._lock:
-            states = states_R[states_R >= 0]
-            states = np.unique(states) if len(states) > 1 else states
-            missing = states[~self._has_mask_S[states]]
-            if len(missing):
-                self._fill(missing)
-                if self._ranked.count > self._max_masks:  # tables that were handed out keep their arrays
-                    self._clear()
-                    self._fill(states)
+            self._fill(states_R.tolist())
             empty = np.empty(0, np.int32)
-            return TransitionTable(self._no_rows, empty, empty, self._mask_S, self._mask_MW), self._count_M
+            table = TransitionTable(self._no_rows, empty, empty, self._mask_S, self._masks.token_MW)
+            return table, self._masks.count_M
 
-    def _fill(self, states: NDArray[np.int64]) -> None:
-        before = self._ranked.count
-        mask_D = self._ranked.fill(states, self._max_masks + len(states))
-        count = self._ranked.count
-        if count > len(self._mask_MW):
-            grown = max(count, 2 * len(self._mask_MW))
-            self._mask_MW = np.concatenate([self._mask_MW, np.empty((grown - len(self._mask_MW), self._num_words), np.uint64)])
-            self._count_M = np.concatenate([self._count_M, np.empty(grown - len(self._count_M), np.int64)])
-        self._mask_MW[before:count] = self._ranked.by_token(before)
-        self._count_M[before:count] = np.bitwise_count(self._mask_MW[before:count]).sum(axis=1, dtype=np.int64)
-        self._mask_S[states], self._has_mask_S[states] = mask_D, True
+    def masks(self, states_R: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return the mask of each state, shape (R, W): bit v % 64 of word v // 64 is token v. State -1 has no tokens."""
+        states = states_R.tolist()
+        with self._lock:
+            self._fill(states)
+            mask_RW = self._masks.token_MW[[self._mask_of[state] for state in states]]
+        if -1 in states:
+            mask_RW[states_R < 0] = 0
+        return mask_RW
+
+    def _fill(self, states: Sequence[int]) -> None:
+        """Compute the masks of these states that have none."""
+        missing = [state for state in dict.fromkeys(states) if state not in self._mask_of]
+        if not missing:
+            return
+        masks = self._masks.fill(missing, self._max_masks)
+        if self._masks.count > self._max_masks:  # tables that were handed out keep their arrays
+            self._clear()
+            missing = [state for state in dict.fromkeys(states) if state >= 0]
+            masks = self._masks.fill(missing, self._max_masks + len(missing))
+        self._mask_of.update(zip(missing, masks, strict=True))
+        self._mask_S[missing] = masks
 
     def _clear(self) -> None:
-        self._ranked.clear()
-        self._mask_S, self._has_mask_S = np.zeros(self.num_states, np.int32), np.zeros(self.num_states, np.bool_)
-        self._mask_MW, self._count_M = np.empty((16, self._num_words), np.uint64), np.empty(16, np.int64)
-        self._no_rows = np.zeros(self.num_states + 1, np.int64)
+        self._masks.clear()
+        self._mask_of = {-1: 0}
+        self._mask_S = np.zeros(self.num_states, np.int32)

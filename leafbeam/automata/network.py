@@ -8,12 +8,11 @@
     network.add_text(done, b"]", END)
     network.language()
 
-The language has the string of every path from START to END. A part is copied each time it is used. One determinisation (Rabin
-and Scott, 1959) of all paths merges what they have in common, and the result is minimised: of networks inside networks only the
-outermost is determinised.
+The language has the string of every path from START to END. One determinisation (Rabin and Scott, 1959) of all paths merges
+what they have in common, and the result is minimised: of networks inside networks only the outermost is determinised.
 
-Shapes: X states of the copies and nodes, E edges, F edges without a byte, J classes of bytes, P byte automata, C copies of
-them, N texts.
+Shapes: X nodes and states of the byte automata, E edges, F edges without a byte, J classes of bytes, U units (networks, then
+byte automata), P byte automata, C copies of units, N texts.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
@@ -37,6 +36,7 @@ from leafbeam.jit import njit
 __all__ = ["END", "START", "Language", "Network", "common_classes", "determinized", "relabel"]
 
 _SPARE = 4  # before minimisation there may be this many times more states than the limit
+_MAX_SIZE = 1 << 60  # of a network with repetitions written out, so that states are numbers of 64 bits
 
 
 class Network:
@@ -57,11 +57,11 @@ class Network:
     def __init__(self, max_states: int, what: str = "the language", *, pointer: Callable[[], str] | None = None) -> None:
         self._max_states, self._what, self._pointer = max_states, what, pointer
         self._num_nodes = 2  # and the states within texts
-        self._size = self._num_written = 0  # the number of states of its parts; and with repetitions counted once
+        self._size = self._num_written = 0  # the number of states of its parts, and without repetitions and nested networks
         self._parts: list[tuple[_Part, int, int, int, int, int]] = []  # (part, node, node, count, low, more)
         self._texts: list[tuple[bytes, int, int, int]] = []  # (text, the number of its first inner state, node, node)
         self._skips: list[tuple[int, int]] = []
-        self._is_empty: bool | None = None
+        self._paths: dict[str, bool] = {}
 
     @property
     def size(self) -> int:
@@ -80,25 +80,21 @@ class Network:
     def add(self, node: int, language: Language, to: int) -> None:
         """Join two nodes by the strings of a language; an empty language joins nothing. An added network may not change."""
         if not language.is_empty:
-            written = language.num_states if isinstance(language, ByteDFA) else language._num_nodes + language._num_written
-            self._grow(written, language.size)
-            self._parts.append((language, node, to, 1, 1, 0))
+            self._add_part(language, node, to, 1, 1, 0)
 
     def add_repeated(self, node: int, language: Language, to: int, low: int, high: int | None) -> None:
         """Join two nodes by `low` to `high` strings of a language, one after another; without a bound if `high` is None.
 
         The repetitions are counted, and not written out, unless the language has the empty string.
         """
-        part = determinized(language)
-        if low == 0 or part.is_empty:
-            if low == 0:
-                self.skip(node, to)
-            if part.is_empty or high == 0:
-                return
-        if not part.accepting_X[0]:
-            count = max(low, 1) if high is None else high
-            self._grow(part.num_states, count * part.num_states)
-            self._parts.append((part, node, to, count, max(low, 1), int(high is None)))
+        count = max(low, 1) if high is None else high
+        if low == 0:
+            self.skip(node, to)
+        if language.is_empty or not count:
+            return
+        part = determinized(language) if isinstance(language, Network) and language.has_empty_string else language
+        if not part.has_empty_string:
+            self._add_part(part, node, to, count, max(low, 1), int(high is None))
             return
         for number in range(low if high is None else high):
             if number >= low:
@@ -113,8 +109,15 @@ class Network:
     def add_counted(self, node: int, text: CountedText, to: int) -> None:
         """Join two nodes by the texts between bounds of their lengths. Their characters are counted, and not written out."""
         if not text.is_empty:
-            self._grow(text.dfa.num_states, text.num_turns * text.dfa.num_states)
-            self._parts.append((text, node, to, text.num_turns, text.low + 1, CHARACTERS + (text.high is None)))
+            self._add_part(text, node, to, text.num_turns, text.low + 1, CHARACTERS + (text.high is None))
+
+    def _add_part(self, part: _Part, node: int, to: int, count: int, low: int, more: int) -> None:
+        """Join two nodes by a part, which is repeated as `determinize` says."""
+        self._size += count * part.size
+        self._num_written += part._num_nodes if isinstance(part, Network) else _dfa_of(part).num_states
+        if self._size > _MAX_SIZE or self._num_nodes + self._num_written > 2 * _SPARE * self._max_states:
+            raise self._too_large()
+        self._parts.append((part, node, to, count, low, more))
 
     def add_text(self, node: int, text: bytes, to: int) -> None:
         """Join two nodes by one string."""
@@ -131,19 +134,31 @@ class Network:
     @property
     def is_empty(self) -> bool:
         """Return whether no path leads from START to END. No path may be added after this call."""
-        if self._is_empty is None:
-            following: dict[int, list[int]] = {}
-            for _, node, to, *_ in self._parts:
+        if "any" not in self._paths:
+            self._paths["any"] = self._has_path(silent=False)
+        return not self._paths["any"]
+
+    @property
+    def has_empty_string(self) -> bool:
+        """Return whether a path leads from START to END without a byte. No path may be added after this call."""
+        if "silent" not in self._paths:
+            self._paths["silent"] = self._has_path(silent=True)
+        return self._paths["silent"]
+
+    def _has_path(self, *, silent: bool) -> bool:
+        """Return whether a path leads from START to END; if `silent`, one without a byte."""
+        following: dict[int, list[int]] = {}
+        for part, node, to, *_ in self._parts:
+            if not silent or part.has_empty_string:
                 following.setdefault(node, []).append(to)
-            for *_, node, to in (*self._texts, *self._skips):
-                following.setdefault(node, []).append(to)
-            seen, waiting = {START}, [START]
-            while waiting and END not in seen:
-                new = [to for to in following.get(waiting.pop(), ()) if to not in seen]
-                seen.update(new)
-                waiting += new
-            self._is_empty = END not in seen
-        return self._is_empty
+        for *_, node, to in (*(() if silent else self._texts), *self._skips):
+            following.setdefault(node, []).append(to)
+        seen, waiting = {START}, [START]
+        while waiting and END not in seen:
+            new = [to for to in following.get(waiting.pop(), ()) if to not in seen]
+            seen.update(new)
+            waiting += new
+        return END in seen
 
     def language(self) -> ByteDFA:
         """Return the language of all paths from START to END. Raises AutomatonError above the limit of states.
@@ -162,20 +177,28 @@ class Network:
 
     def arrays(self) -> NetworkArrays:
         """Return this network as kernels read it, without what does not lead to END. It may not be empty."""
-        self._grow(0, 0)
         flat = self._flat()
+        num_nodes, num_states = int(flat.node_indptr[-1]), [_dfa_of(part).num_states for part in flat.parts]
+        if num_nodes + sum(num_states) > 2 * _SPARE * self._max_states:
+            raise self._too_large()
         text_256 = np.zeros(256, np.int16)
         text_256[flat.bytes_T] = flat.bytes_T.astype(np.int16) + 1
         class_256, first_J = common_classes([text_256, *(_dfa_of(part).edges.class_256 for part in flat.parts)])
         *parts, accepting_X, shortest_X, longest_X = _part_arrays(flat.parts)
-        assembled = _assemble(flat.num_nodes, first_J, class_256, tuple(parts), flat[2:])
-        states = (np.concatenate([np.zeros(flat.num_nodes, part.dtype), part]) for part in (accepting_X, shortest_X, longest_X))
-        return NetworkArrays(class_256, *assembled[:6], *states, *assembled[6:])
-
-    def _grow(self, num_written: int, size: int) -> None:
-        self._num_written, self._size = self._num_written + num_written, self._size + size
-        if self._num_nodes + self._num_written > 2 * _SPARE * self._max_states:
-            raise self._too_large()
+        copies, *edges = _assemble(first_J, class_256, tuple(parts), flat[1:])
+        is_end = np.zeros(num_nodes, np.bool_)
+        is_end[flat.node_indptr[:-1] + END] = True
+        no_length = np.zeros(num_nodes, np.int32)
+        states = zip((is_end, no_length, no_length), (accepting_X, shortest_X, longest_X), strict=True)
+        return NetworkArrays(
+            class_256,
+            *copies,
+            flat.size_U,
+            np.cumsum([*np.diff(flat.node_indptr, prepend=0), *num_states]),
+            *edges[:4],
+            *map(np.concatenate, states),
+            *edges[4:],
+        )
 
     def _too_large(self) -> AutomatonError:
         pointer = None if self._pointer is None else self._pointer()
@@ -186,43 +209,43 @@ class Network:
         )
 
     def _flat(self) -> _Flat:
-        """Return this network with those inside it written out."""
-        number_of: dict[int, int] = {}
-        parts: list[ByteDFA | CountedText] = []
-        copies: list[tuple[int, int, int, int, int, int, int]] = []
-        texts: list[tuple[bytes, int, int, int]] = []
-        skips: list[tuple[int, int]] = []
-        waiting, num_nodes = [(self, 0)], self._num_nodes
-        while waiting:
-            network, base = waiting.pop()
-            skips += [(base + node, base + to) for node, to in network._skips]
-            texts += [(text, base + first, base + node, base + to) for text, first, node, to in network._texts]
+        """Return this network and those inside it, each once."""
+        networks, parts, number_of = [self], list[ByteDFA | CountedText](), {id(self): 0}
+        for network in networks:  # which grows
+            for part, *_ in network._parts:
+                if id(part) not in number_of:
+                    number_of[id(part)] = len(networks) if isinstance(part, Network) else ~len(parts)
+                    networks.append(part) if isinstance(part, Network) else parts.append(part)
+        node_indptr = np.concatenate([[0], np.cumsum([network._num_nodes for network in networks])])
+        copies: list[tuple[int, ...]] = []
+        texts: list[tuple[int, ...]] = []
+        skips: list[tuple[int, ...]] = []
+        strings: list[bytes] = []
+        for base, network in zip(node_indptr.tolist(), networks, strict=False):
+            skips += [(base + node, base + to, base) for node, to in network._skips]
+            texts += [(base + node, base + to, base, base + first) for _, first, node, to in network._texts]
+            strings += [text for text, *_ in network._texts]
             for part, node, to, count, low, more in network._parts:
-                if isinstance(part, Network):
-                    skips += [(base + node, num_nodes + START), (num_nodes + END, base + to)]
-                    waiting.append((part, num_nodes))
-                    num_nodes += part._num_nodes
-                    continue
-                number = number_of.setdefault(id(part), len(parts))
-                if number == len(parts):
-                    parts.append(part)
+                number = number_of[id(part)]
                 margin = part.margin if isinstance(part, CountedText) else 0
-                copies.append((number, base + node, base + to, count, low, more, margin))
-        joined = _columns([(node, to) for _, node, to, *_ in copies] + [pair[2:] for pair in texts] + skips, 2)
-        is_end = np.zeros(num_nodes, np.bool_)
-        is_end[END] = True
-        useful = useful_states(joined[:, 0].astype(np.int32), joined[:, 1].astype(np.int32), is_end, START)[joined].all(axis=1)
-        is_copy, is_text, is_skip = np.split(useful, [len(copies), len(copies) + len(texts)])
-        texts = list(compress(texts, is_text.tolist()))
-        strings = [text for text, *_ in texts]
+                unit = number if number >= 0 else len(networks) + ~number
+                copies.append((base + node, base + to, base, unit, count, low, more, margin))
+        rows = _columns(copies, 8), _columns(texts, 4), _columns(skips, 3)
+        starts = node_indptr[:-1]
+        outside = np.full(len(starts), node_indptr[-1])  # a node before all networks
+        joined = np.concatenate([*(part[:, :2] for part in rows), np.stack([outside, starts + START], axis=1)])
+        is_end = np.zeros(node_indptr[-1] + 1, np.bool_)
+        is_end[starts + END] = True
+        useful_X = useful_states(*joined.T.astype(np.int32), is_end, int(node_indptr[-1]))
+        kept = [useful_X[part[:, :2]].all(axis=1) for part in rows]
+        strings = list(compress(strings, kept[1].tolist()))
         return _Flat(
             parts,
-            num_nodes,
-            _columns(copies, 7)[is_copy],
+            node_indptr,
+            np.array([unit.size for unit in (*networks, *parts)]),
+            *(part[is_useful] for part, is_useful in zip(rows, kept, strict=True)),
             np.frombuffer(b"".join(strings), np.uint8),
             indptr_of(strings),
-            _columns([text[1:] for text in texts], 3),
-            _columns(skips, 2)[is_skip],
         )
 
 
@@ -240,22 +263,26 @@ def determinized(language: Language) -> ByteDFA:
 
 
 class _Flat(NamedTuple):
-    """A network without networks in it.
+    """A network and those inside it, each once. All nodes have different numbers; `base` is the first of a row's network.
 
     Args:
-        num_nodes: The number of its nodes and of the states within its texts.
-        join_C7: The number of the byte automaton, the nodes that it joins, and how it is repeated (`determinize`).
-        bytes_T, text_indptr, text_N3: The texts; of each its first inner state, and the nodes that it joins.
-        skip_F2: The nodes that no byte joins.
+        parts: The byte automata. They are the units after the networks.
+        node_indptr: The first node of each network.
+        size_U: The number of states of each unit, with repetitions written out.
+        join_C8: The nodes that a copy joins, base, its unit, and how it is repeated (`determinize`).
+        text_N4: The nodes that a text joins, base, and its first inner state.
+        skip_F3: The nodes that no byte joins, and base.
+        bytes_T, text_indptr: The texts.
     """
 
     parts: list[ByteDFA | CountedText]
-    num_nodes: int
-    join_C7: NDArray[np.int64]
+    node_indptr: NDArray[np.int64]
+    size_U: NDArray[np.int64]
+    join_C8: NDArray[np.int64]
+    text_N4: NDArray[np.int64]
+    skip_F3: NDArray[np.int64]
     bytes_T: NDArray[np.uint8]
     text_indptr: NDArray[np.int64]
-    text_N3: NDArray[np.int64]
-    skip_F2: NDArray[np.int64]
 
 
 def _columns(rows: Sequence[tuple[int, ...]], count: int) -> NDArray[np.int64]:
@@ -348,16 +375,16 @@ def _finer(part, class_P256, first_J):
 
 
 @njit(cache=True)
-def _assemble(num_nodes, first_J, class_256, parts, flat):
-    """Return the arrays of a network's edges, copies and skips."""
+def _assemble(first_J, class_256, parts, flat):
+    """Return ((copies, copy_indptr), edge_indptr, labels, targets, begins, skip_indptr, skips)."""
     own_indptr, class_P256, own_edge_indptr, own_label_E, own_next_E, own_begins_E = parts
-    join_C7, bytes_T, text_indptr, text_N3, skip_F2 = flat
-    num_parts, num_states = len(own_indptr) - 1, num_nodes + own_indptr[-1]
-    part_indptr, edge_indptr = np.zeros(num_parts + 2, np.int64), np.zeros(num_states + 2, np.int64)
-    part_indptr[1:] = num_nodes + own_indptr
+    node_indptr, size_U, join_C8, text_N4, skip_F3, bytes_T, text_indptr = flat
+    num_parts, num_nodes = len(own_indptr) - 1, node_indptr[-1]
+    num_states = num_nodes + own_indptr[-1]
+    edge_indptr = np.zeros(num_states + 2, np.int64)
     label_E, next_E, begins_E = np.empty(0, np.uint8), np.empty(0, np.int32), np.empty(0, np.bool_)
     for is_count in (True, False):  # first the number of edges of each state, then the edges
-        _add_texts(is_count, bytes_T, text_indptr, text_N3, class_256, edge_indptr, label_E, next_E)
+        _add_texts(is_count, bytes_T, text_indptr, text_N4, class_256, edge_indptr, label_E, next_E)
         for part in range(num_parts):
             fine_indptr, fine_J = _finer(part, class_P256, first_J)
             for state in range(own_indptr[part], own_indptr[part + 1]):
@@ -375,39 +402,54 @@ def _assemble(num_nodes, first_J, class_256, parts, flat):
                 edge_indptr[state + 2] += edge_indptr[state + 1]
             label_E, next_E = np.empty(edge_indptr[-1], np.uint8), np.empty(edge_indptr[-1], np.int32)
             begins_E = np.zeros(edge_indptr[-1], np.bool_)
-    copy_C7, skip_indptr = np.zeros((len(join_C7) + 1, 7), np.int64), np.zeros(num_nodes + 2, np.int64)
-    copy_C7[0, 2] = 1
-    first = np.int64(num_nodes)
-    for copy in range(len(join_C7)):
-        part = join_C7[copy, 0]
-        copy_C7[copy + 1, 0], copy_C7[copy + 1, 1], copy_C7[copy + 1, 5] = first, part + 1, join_C7[copy, 2]
-        copy_C7[copy + 1, 2:5], copy_C7[copy + 1, 6] = join_C7[copy, 3:6], join_C7[copy, 6]
-        skip_indptr[join_C7[copy, 1] + 2] += 1
-        first += join_C7[copy, 3] * (own_indptr[part + 1] - own_indptr[part])
-    for number in range(len(skip_F2)):
-        skip_indptr[skip_F2[number, 0] + 2] += 1
-    for node in range(num_nodes):
-        skip_indptr[node + 2] += skip_indptr[node + 1]
+    copy_C7, copy_indptr = _copies(node_indptr, size_U, join_C8)
+    skip_indptr = np.zeros(num_states + 2, np.int64)
+    for number in range(len(join_C8) + len(skip_F3)):
+        node = join_C8[number, 0] if number < len(join_C8) else skip_F3[number - len(join_C8), 0]
+        skip_indptr[node + 2] += 1
+    for state in range(num_states):
+        skip_indptr[state + 2] += skip_indptr[state + 1]
     skip_F = np.empty(skip_indptr[-1], np.int64)
-    for number in range(len(join_C7) + len(skip_F2)):
-        skip = number - len(join_C7)
-        node, to = (join_C7[number, 1], copy_C7[number + 1, 0]) if skip < 0 else (skip_F2[skip, 0], skip_F2[skip, 1])
+    for number in range(len(join_C8) + len(skip_F3)):
+        skip = number - len(join_C8)
+        node, to = (
+            (join_C8[number, 0], copy_C7[number, 0]) if skip < 0 else (skip_F3[skip, 0], skip_F3[skip, 1] - skip_F3[skip, 2])
+        )
         skip_F[skip_indptr[node + 1]] = to
         skip_indptr[node + 1] += 1
-    return copy_C7, part_indptr, edge_indptr[:-1].copy(), label_E, next_E, begins_E, skip_indptr[:-1].copy(), skip_F
+    return (copy_C7, copy_indptr), edge_indptr[:-1].copy(), label_E, next_E, begins_E, skip_indptr[:-1].copy(), skip_F
 
 
 @njit(cache=True)
-def _add_texts(is_count, bytes_T, text_indptr, text_N3, class_256, indptr, label_E, to_E):
+def _copies(node_indptr, size_U, join_C8):
+    """Return (copy_C7, copy_indptr); the copies come unit by unit."""
+    copy_C7, copy_indptr = np.empty((len(join_C8), 7), np.int64), np.zeros(len(size_U) + 1, np.int64)
+    unit, first = -1, np.int64(0)
+    for copy in range(len(join_C8)):
+        base, inner, count = join_C8[copy, 2], join_C8[copy, 3], join_C8[copy, 4]
+        while unit < 0 or node_indptr[unit] < base:
+            unit += 1
+            first = node_indptr[unit + 1] - node_indptr[unit]
+        copy_C7[copy, 0], copy_C7[copy, 1], copy_C7[copy, 2:5] = first, inner, join_C8[copy, 4:7]
+        copy_C7[copy, 5], copy_C7[copy, 6] = join_C8[copy, 1] - base, join_C8[copy, 7]
+        copy_indptr[unit + 1] += 1
+        first += count * size_U[inner]
+    for number in range(len(size_U)):
+        copy_indptr[number + 1] += copy_indptr[number]
+    return copy_C7, copy_indptr
+
+
+@njit(cache=True)
+def _add_texts(is_count, bytes_T, text_indptr, text_N4, class_256, indptr, label_E, next_E):
     """Count or write the edges of the texts."""
-    for number in range(len(text_N3)):
+    for number in range(len(text_N4)):
         begin, end = text_indptr[number], text_indptr[number + 1]
-        inner, state, last = text_N3[number, 0], text_N3[number, 1], text_N3[number, 2]
+        state, last, base, inner = text_N4[number, 0], text_N4[number, 1], text_N4[number, 2], text_N4[number, 3]
         for index in range(begin, end):
             following = last if index + 1 == end else inner + index - begin
             if is_count:
                 indptr[state + 2] += 1
             else:
-                label_E[indptr[state + 1]], to_E[indptr[state + 1]] = class_256[bytes_T[index]], following
+                label_E[indptr[state + 1]], next_E[indptr[state + 1]] = class_256[bytes_T[index]], following - base
                 indptr[state + 1] += 1
             state = following

@@ -1,17 +1,22 @@
 """The tokens of plain text: whole or broken characters in UTF-8 that JSON writes in a string as they are.
 
 They are most of a vocabulary, and legal together where any text may follow. So the mask of such a state is theirs, and only the
-other tokens are walked.
+other tokens are walked. Where only so many bytes of any text may follow, the same holds for tokens of so many bytes.
 
-Shapes: A states of the language of plain text; P nodes, W words.
+Shapes: A states of the language of plain text; P nodes, B bases of masks of W words.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.automata.addresses import addresses
+from leafbeam.automata.rank_masks import masks_by_token
 from leafbeam.automata.token_nodes import TokenNodes
 from leafbeam.jit import njit
 
@@ -25,25 +30,20 @@ _RANGES = (
 
 
 class PlainTokens(NamedTuple):
-    """The tokens of plain text of a vocabulary.
+    """The tokens of plain text of a vocabulary that have at most so many bytes.
 
     Args:
-        next_A256: The state after a byte, -1 if no plain text goes on with it.
         mask_W: Bit r % 64 of word r // 64 is the token of rank r.
         others: The nodes of the trie that other tokens need. Their ranks are those of the whole trie.
     """
 
-    next_A256: NDArray[np.int64]
     mask_W: NDArray[np.uint64]
     others: TokenNodes
 
     @classmethod
-    def of(cls, nodes: TokenNodes, vocabulary_size: int) -> "PlainTokens":
+    def of(cls, nodes: TokenNodes, vocabulary_size: int, max_bytes: int) -> PlainTokens:
         """Find the tokens of plain text. Cost: a few passes over the trie."""
-        next_A256 = np.full((9, 256), -1, np.int64)
-        for state, first, last, to in _RANGES:
-            next_A256[state, first : last + 1] = to
-        plain_P = _plain_nodes(next_A256, nodes)
+        plain_P = _plain_nodes(plain_moves(), nodes) & (nodes.depth_P <= max_bytes)
         own_P = nodes.own_end_P - nodes.lo_P[:-1]
         plain_R = np.repeat(plain_P, own_P)
         words_W = np.zeros(vocabulary_size // 64 + 1, np.uint64)
@@ -60,7 +60,69 @@ class PlainTokens(NamedTuple):
             own_end_P=np.where(plain_P, nodes.lo_P[:-1], nodes.own_end_P)[kept_P],
             height_P=nodes.height_P[kept_P],
         )
-        return cls(next_A256, words_W, others)
+        return cls(words_W, others)
+
+
+def plain_moves() -> NDArray[np.int64]:
+    """Return the language of plain text: the state after a byte, -1 if no plain text goes on with it, shape (A, 256)."""
+    next_A256 = np.full((9, 256), -1, np.int64)
+    for state, first, last, to in _RANGES:
+        next_A256[state, first : last + 1] = to
+    return next_A256
+
+
+_MAX_BYTES = (30, 12)  # of plain tokens: few tokens have more than 30, a tenth has more than 12
+
+
+class BaseArrays(NamedTuple):
+    """The masks with which the mask of a state may begin, and the nodes that are walked then.
+
+    Base 0 is the empty mask and all nodes, base 1 has all tokens of plain text, and later ones those of fewer bytes.
+
+    Args:
+        height_B: The number of bytes of its longest token.
+        ranked_BW, token_BW: The masks over ranks and over tokens.
+        count_B: The number of tokens of each mask.
+        nodes_BA: The addresses of the nodes.
+        id_R: The token of each rank.
+        next_A256: The language of plain text, see `plain_moves`.
+    """
+
+    height_B: NDArray[np.int64]
+    ranked_BW: NDArray[np.uint64]
+    token_BW: NDArray[np.uint64]
+    count_B: NDArray[np.int64]
+    nodes_BA: NDArray[np.int64]
+    id_R: NDArray[np.int32]
+    next_A256: NDArray[np.int64]
+
+    KINDS = "i8 u8:2 u8:2 i8 i8:2 i4 i8:2"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskBases:
+    """The bases of masks of a vocabulary, for kernels.
+
+    Args:
+        nodes: What `arrays` has the addresses of.
+        rows: The addresses of `arrays`.
+    """
+
+    arrays: BaseArrays
+    nodes: list[TokenNodes]
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, nodes: TokenNodes, id_R: NDArray[np.int32], vocabulary_size: int) -> MaskBases:
+        height = int(nodes.height_P[0])
+        heights = [0, height, *(count for count in _MAX_BYTES if count < height)]
+        plain = [PlainTokens.of(nodes, vocabulary_size, count) for count in heights[1:]]
+        ranked_BW = np.stack([np.zeros_like(plain[0].mask_W), *(part.mask_W for part in plain)])
+        token_BW, count_B = masks_by_token(ranked_BW, id_R)
+        all_nodes = [nodes, *(part.others for part in plain)]
+        nodes_BA = np.stack([addresses(part).reshape(-1) for part in all_nodes])
+        arrays = BaseArrays(np.array(heights), ranked_BW, token_BW, count_B, nodes_BA, id_R, plain_moves())
+        return cls(arrays=arrays, nodes=all_nodes, rows=addresses(arrays))
 
 
 @njit(cache=True)

@@ -11,6 +11,9 @@ is a byte automaton, but not the pattern's:
 So we compile `(?:ab(?:PATTERN)\\z|)`. The end of the text, written into the pattern, leaves no earlier match. The empty
 alternative matches at once, and by leftmost-first priority no search begins further on. The token `ab` steps over the state
 that this match spoils; our automaton begins behind it, and useless states are dropped.
+
+Its time grows with the number of tokens. Bytes that a pattern cannot tell apart need one token, so each group of neighbours
+between those that the pattern names has its first byte alone.
 """
 
 import re
@@ -18,14 +21,20 @@ from functools import lru_cache
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
-from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges
 from leafbeam.errors import AutomatonError, counted, short_repr
 from leafbeam.extras import optional_imports
 
 _END, _START = 256, 257  # token numbers besides the bytes: the end of the text, which outlines-core requires, and `ab`
 _MAX_FIXED_STATES = 100_000  # of a pattern of this package
 _REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_ESCAPE = re.compile(r"\\(?:[xuU]\{([0-9A-Fa-f]+)\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
+_CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
+_NAMED_CLASSES = re.compile(r"\(\?[^:P<]|\[:")  # and flags, which change what a letter means
+# The first bytes of groups that UTF-8 treats alike: characters of one to four bytes, and what may follow their first byte.
+_UTF_8 = (0, 0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5)
 
 
 def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
@@ -42,7 +51,8 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
     whole = pattern.removeprefix("^")
     if whole.endswith("$") and (len(whole) - len(whole[:-1].rstrip("\\"))) % 2:
         whole = whole[:-1]
-    alphabet = {bytes([byte]): [byte] for byte in range(256)}
+    first_256 = first_bytes(whole)
+    alphabet = {bytes([byte]): [byte] for byte in np.unique(first_256).tolist()}
     try:
         index = Index(rf"(?:ab(?:{whole})\z|)", Vocabulary(_END, {**alphabet, b"ab": [_START]}))
     except ValueError as error:
@@ -51,6 +61,8 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
             f"Rust's regex crate, without look-around and back-references, that can match something"
         ) from error
     dfa = _dfa_of(index.get_transitions(), index.get_initial_state(), index.get_final_states())
+    edges = DfaEdges(dfa.edges.class_256[first_256], *dfa.edges[1:])
+    dfa = ByteDFA(edges=edges, accepting_X=dfa.accepting_X)
     if dfa.num_states > max_states:
         raise AutomatonError(
             f"the pattern {short_repr(pattern)} needs {counted(dfa.num_states, 'state')}: "
@@ -58,6 +70,29 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
             f"raise it, or bound repetitions more tightly"
         )
     return dfa
+
+
+def first_bytes(pattern: str) -> NDArray[np.int64]:
+    """Return, for each byte, the first of a group of neighbours that a pattern cannot tell apart.
+
+    A group ends before and behind each byte of a character that is in the pattern, also of those that are only its syntax.
+    All bytes are groups of their own if the pattern has classes with names, or flags.
+    """
+    codes = {10, *map(ord, pattern)}
+    for escape in _ESCAPE.finditer(pattern):
+        digits, sign = next(filter(None, escape.groups()[:4]), None), escape[5]
+        if digits is None and sign.isalnum() and sign not in _CONTROLS:
+            return np.arange(256)
+        codes.add(int(digits, 16) if digits is not None else _CONTROLS.get(sign, ord(sign)))
+    if _NAMED_CLASSES.search(pattern):
+        return np.arange(256)
+    is_first_256 = np.zeros(257, np.bool_)
+    is_first_256[[*_UTF_8]] = True
+    for code in codes:
+        if code <= 0x10FFFF:
+            for byte in chr(code).encode(errors="replace"):
+                is_first_256[byte : byte + 2] = True
+    return np.maximum.accumulate(np.where(is_first_256[:256], np.arange(256), 0))
 
 
 @lru_cache(maxsize=256)

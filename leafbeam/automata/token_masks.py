@@ -10,14 +10,16 @@ M masks of W words; H bytes ahead.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.dfa_moves import move, moves_of
+from leafbeam.automata.rank_masks import clear_bits, masks_by_token, set_bits
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, counted
-from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 
 _DEPTHS = 32  # bytes ahead that depth classes look: few tokens are longer, and those are walked
@@ -31,6 +33,8 @@ class RankedMasks:
 
     Attributes:
         count: The number of distinct masks.
+        token_MW: The masks over tokens: bit v % 64 of word v // 64 is token v. There may be more rows than masks.
+        count_M: The number of tokens of each mask.
     """
 
     def __init__(self, num_states: int, dfa: ByteDFA, tokens: TokenTrie) -> None:
@@ -49,10 +53,12 @@ class RankedMasks:
         self._done_HX = np.full(self._depth_HX.shape, -1, np.int32)
         self._mask_X = np.full(self._depth_HX.shape[1], -1, np.int32)
         self._ranked_MW, self._hash_M = np.empty((16, num_words), np.uint64), np.empty(16, np.uint64)
+        self.token_MW, self.count_M = np.empty((0, num_words), np.uint64), np.empty(0, np.int64)
         self.count = 0
 
-    def fill(self, states_D: NDArray[np.int64], max_masks: int) -> NDArray[np.int32]:
+    def fill(self, states: Sequence[int], max_masks: int) -> list[int]:
         """Return the mask of each state. It stops above `max_masks` distinct masks: then `count` is larger."""
+        before, states_D = self.count, np.array(states, np.int64)
         self._ranked_MW, self._hash_M, self.count = _fill_masks(
             states_D,
             self._num_states,
@@ -66,18 +72,13 @@ class RankedMasks:
             self.count,
             max_masks,
         )
-        return self._mask_X[states_D]
-
-    def by_token(self, first: int) -> NDArray[np.uint64]:
-        """Return the masks from number `first` on over tokens: bit v % 64 of word v // 64 is token v."""
-        return masks_by_token(self._ranked_MW[first : self.count], self._tokens)
-
-
-def masks_by_token(ranked_MW: NDArray[np.uint64], tokens: TokenTrie) -> NDArray[np.uint64]:
-    """Return masks over ranks as masks over tokens: bit v % 64 of word v // 64 is token v."""
-    mask_MW = np.empty(ranked_MW.shape, np.uint64)
-    _by_tokens(ranked_MW, tokens.spelling.id_R, mask_MW)
-    return mask_MW
+        if missing := max(0, self.count - len(self.token_MW)):
+            more = max(missing, len(self.token_MW))
+            self.token_MW = np.concatenate([self.token_MW, np.empty((more, self.token_MW.shape[1]), np.uint64)])
+            self.count_M = np.concatenate([self.count_M, np.empty(more, np.int64)])
+        new = slice(before, self.count)
+        self.token_MW[new], self.count_M[new] = masks_by_token(self._ranked_MW[new], self._tokens.spelling.id_R)
+        return self._mask_X[states_D].tolist()
 
 
 def dense_masks(
@@ -89,13 +90,13 @@ def dense_masks(
     """
     max_masks = max(0, max_bytes) // (8 * (tokens.vocabulary_size // 64 + 1))
     masks = RankedMasks(num_states, dfa, tokens)
-    mask_D = masks.fill(dense_D, max_masks)
+    mask_D = np.array(masks.fill(dense_D.tolist(), max_masks), np.int32)
     if masks.count > max_masks:
         raise AutomatonError(
             f"the masks of {counted(len(dense_D), 'state')} take more than "
             f"{counted(max(0, max_bytes), 'byte')}: raise max_bytes"
         )
-    return mask_D, masks.by_token(0)
+    return mask_D, masks.token_MW[: masks.count].copy()
 
 
 @njit(cache=True)
@@ -149,28 +150,6 @@ def _depth_classes(num_states, edges, max_depth):
             return depth_HX[:height]
         before = count
     return depth_HX
-
-
-@njit(cache=True, inline="always")
-def clear_bits(mask_W, low, high):
-    """Clear the bits low to high - 1, of which there is at least one."""
-    first, last = low >> 6, (high - 1) >> 6
-    head = ~np.uint64(0) << np.uint64(low & 63)
-    tail = ~np.uint64(0) >> np.uint64(63 - ((high - 1) & 63))
-    if first == last:
-        mask_W[first] &= ~(head & tail)
-        return
-    mask_W[first] &= ~head
-    for word in range(first + 1, last):
-        mask_W[word] = 0
-    mask_W[last] &= ~tail
-
-
-@njit(cache=True, inline="always")
-def set_bits(mask_W, low, high):
-    """Set the bits low to high - 1."""
-    for rank in range(low, high):
-        mask_W[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -246,21 +225,3 @@ def _fill_masks(states_D, num_states, moves, nodes, depth_HX, done_HX, mask_X, r
         for height in range(max_depth + 1):
             done_HX[height, depth_HX[height, origin]] = origin
     return ranked_MW, hash_M, count
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def by_token(ranked_W, id_R, mask_W):
-    """Convert a mask over ranks to one over tokens."""
-    mask_W[:] = 0
-    for word in range(len(ranked_W)):
-        bits = ranked_W[word]
-        while bits:
-            token = id_R[word * 64 + np.int64(trailing_zeros(bits))]
-            mask_W[token >> 6] |= np.uint64(1) << np.uint64(token & 63)
-            bits &= bits - np.uint64(1)
-
-
-@njit(cache=True)
-def _by_tokens(ranked_MW, id_R, mask_MW):
-    for mask in range(len(ranked_MW)):
-        by_token(ranked_MW[mask], id_R, mask_MW[mask])

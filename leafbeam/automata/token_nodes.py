@@ -45,6 +45,8 @@ class TokenNodes(NamedTuple):
     own_end_P: NDArray[np.int32]
     height_P: NDArray[np.int32]
 
+    KINDS = "u1 i4 i4 i4 i4 i4"
+
 
 @njit(cache=True)
 def build_nodes(spelling):

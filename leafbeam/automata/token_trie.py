@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.determinize import NetworkArrays
-from leafbeam.automata.plain_tokens import PlainTokens
+from leafbeam.automata.plain_tokens import MaskBases
 from leafbeam.automata.token_nodes import TokenNodes, TokenSpelling, build_nodes
 from leafbeam.errors import AutomatonError, counted
 
@@ -116,9 +116,9 @@ class TokenTrie:
         return single_256
 
     @cached_property
-    def plain(self) -> PlainTokens:
-        """Return the tokens of plain text."""
-        return PlainTokens.of(self.nodes, self.vocabulary_size)
+    def bases(self) -> MaskBases:
+        """Return the masks with which the masks of states begin."""
+        return MaskBases.of(self.nodes, self.spelling.id_R, self.vocabulary_size)
 
     def has_bytes_of(self, language: ByteDFA | NetworkArrays) -> bool:
         """Return whether each byte of a language is a token, so that tokens may end anywhere in its strings."""

@@ -98,7 +98,10 @@ class CatalogRules:
         with self.lock, self._active.recording() as (rules, record):
             if rules.kind_of(name) != kind.noun:
                 known, error = (rules.filters, UnknownRuleError) if kind is Rule else (rules.boosts, UnknownBoostError)
-                raise error(f"there is no {kind.noun} {name[:80]!r} to remove: {', '.join(known) or 'none'}")
+                raise error(
+                    f"there is no {kind.noun} {name[:80]!r} to remove; the {kind.noun}s of this catalog are: "
+                    f"{', '.join(known) or 'none'}"
+                )
             self._drop(name, rules, record)
 
     def load_groups(self, column: str) -> RuleSet:
@@ -123,7 +126,9 @@ class CatalogRules:
         for name in names:
             if self._active.rules.kind_of(name) is None:
                 known = ", ".join(filter(self._active.rules.kind_of, self._active.rules.definitions))
-                raise UnknownRuleError(f"there is no rule or boost {name[:80]!r} to refresh: {known or 'none'}")
+                raise UnknownRuleError(
+                    f"there is no rule or boost {name[:80]!r} to refresh; this catalog has: {known or 'none'}"
+                )
         for name in names or tuple(self._active.rules.definitions):
             self.refresh_one(name)
         return tuple(status for status in self._active.rules.report.rules if not names or status.name in names)

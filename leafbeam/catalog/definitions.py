@@ -283,11 +283,12 @@ def _check_written(definition: Rule | Boost, what: str) -> None:
     """Raise RuleError unless the name and the text of a definition can be given to DuckDB."""
     if not _NAME.fullmatch(definition.name):
         raise RuleError(
-            f"a {definition.noun}'s name is a letter and up to 63 letters, digits, - or _, not {definition.name[:80]!r}"
+            f"a {definition.noun}'s name must begin with a letter, and have at most 63 more letters, digits, - or _, not "
+            f"{definition.name[:80]!r}"
         )
     sql = definition.sql
     if not isinstance(sql, str) or not sql.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RuleError(f"{definition} has to be the text of an {what}, not {sql!r}")
+        raise RuleError(f"{definition} must be an {what} as text, not {sql!r}")
     if not sql.isascii() and sql.encode("utf-8", "replace").decode() != sql:
         raise RuleError(f"{definition} holds bytes that are not UTF-8: {sql[:80]!a}")
     if len(sql) > _MAX_LENGTH:
@@ -295,10 +296,10 @@ def _check_written(definition: Rule | Boost, what: str) -> None:
     if (dots := re.sub(r"\d\.\d", "", sql).count(".")) > _MAX_NAME_DOTS:
         raise RuleError(f"{definition} has {counted(dots, 'dot')} outside numbers: expected at most {_MAX_NAME_DOTS:,}")
     if (depth := _nesting(sql)) > _MAX_NESTING:  # DuckDB's parser takes time quadratic in it, not interrupted
-        raise RuleError(f"{definition} has {counted(depth, 'bracket')} inside each other: expected at most {_MAX_NESTING}")
+        raise RuleError(f"{definition} has brackets nested {counted(depth, 'level')} deep: expected at most {_MAX_NESTING}")
     if (source := _forbidden_source(sql)) is not None:
         allowed = f"{', '.join(sorted(_TABLE_FUNCTIONS))}()"
-        raise RuleError(f"{definition} reads rows of {source}: expected tables, {allowed}: {sql[:1000]}")
+        raise RuleError(f"{definition} reads rows of {source}: expected only tables and {allowed}: {sql[:1000]}")
 
 
 def _nesting(sql: str) -> int:
@@ -323,7 +324,7 @@ def _forbidden_source(sql: str) -> str | None:
     except RecursionError:
         return "an expression that is too deep to check"
     if tree["error"]:
-        return None if tree["error_type"] == "parser" else "a statement that is not a SELECT"
+        return None if tree["error_type"] == "parser" else "a statement other than SELECT"
     return next(iter(_forbidden_sources(tree)), None)
 
 

@@ -13,8 +13,8 @@ _MAX_SECONDS = 365 * 86_400.0
 
 def parse_duration(duration: object, what: str = "a duration") -> float:
     """Return the seconds of a text such as "500ms", "60s", "5m", "1h" or "1d", from 100 ms to a year. Raises RuleError."""
-    found = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
-    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    match = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
         example = 'a text such as "500ms", "60s", "5m", "1h" or "1d"'
         raise RuleError(f"{what} has to be {example}, from 100 ms to a year, not {duration!r}")

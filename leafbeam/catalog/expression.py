@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, cast
 
 from leafbeam.errors import RequestError, short_repr
 from leafbeam.index import Filter
@@ -57,13 +57,13 @@ class Expression:
         if isinstance(rules, str | Expression):
             parts = [cls.parse(rules) if isinstance(rules, str) else rules]
         else:
-            value: Any = rules
-            names: list[Any] = list(value) if isinstance(value, Iterable) else [value]
+            value = cast("object", rules)
+            names = list(cast("Iterable[object]", value)) if isinstance(value, Iterable) else [value]
             if wrong := [name for name in names if not isinstance(name, str)]:
                 raise RequestError(
                     f"{short_repr(wrong[0])} is not a rule: expected names, or an expression such as 'fresh & cheap'"
                 )
-            parts = [cls(kind="name", name=name) for name in names]
+            parts = [cls(kind="name", name=str(name)) for name in names]
         parts += [] if also is None else [cls.parse(also)]
         return _normal("and", parts) if parts else None
 
@@ -134,7 +134,7 @@ class _Parser:
             return Expression(kind="name", name=token)
         self._take("(", "a rule's name or an opening parenthesis")
         if depth == MAX_DEPTH:
-            raise RequestError(f"an expression of rules may have {MAX_DEPTH} parentheses inside each other, not more")
+            raise RequestError(f"an expression of rules may nest parentheses at most {MAX_DEPTH} deep")
         expression = self._series("or", depth + 1)
         self._take(")", "a closing parenthesis")
         return expression

@@ -1,8 +1,10 @@
 """RuleSet: the values of all rules and boosts for one version, and what requests make of them. Shapes: n items of one call."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +107,16 @@ class RuleSet:
     @property
     def version(self) -> Version:
         return self.filters.version
+
+    @cached_property
+    def definitions_version(self) -> str:
+        """Return a hash of all rules and boosts, which is equal on servers with the same ones."""
+        written = [
+            (definition.name, definition.noun, definition.sql)
+            for definition in self.definitions.values()
+            if not isinstance(definition, GroupColumn)  # these are there once a request has asked for them
+        ]
+        return blake2b(json.dumps(sorted(written)).encode(), digest_size=6).hexdigest()
 
     def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> Filter | None:
         """Return the items with a row that the rules allow, without denied ones; None if that is every live item.

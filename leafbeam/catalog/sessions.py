@@ -444,7 +444,7 @@ def check_table(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     if bad:
         repeated = ", ".join(f"{item_id!r} ({counted(count, 'row')})" for item_id, count in bad[:3])
         more = ", and more" if len(bad) > 3 else ""
-        raise DataError(f"each item_id may come once in the table 'items' of {name}, but these come again: {repeated}{more}")
+        raise DataError(f"each item_id may occur once in the table 'items' of {name}, but these occur again: {repeated}{more}")
 
 
 def check_columns(columns: Sequence[str], name: str) -> None:
@@ -456,7 +456,7 @@ def check_columns(columns: Sequence[str], name: str) -> None:
     seen: set[str] = set()
     for column in columns:
         if column.lower() in seen:
-            raise DataError(f"{name} has two columns {column!r} (upper and lower case are one): rename one of them")
+            raise DataError(f"{name} has two columns {column!r} (upper and lower case ignored): rename one of them")
         seen.add(column.lower())
 
 

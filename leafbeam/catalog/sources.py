@@ -107,7 +107,7 @@ class PostgresTable:
 
     def _select(self, columns: list[str]) -> list[str]:
         if not columns:
-            raise DataError(f"{self} is not there, or this user may not see it: name a table or view, and its schema")
+            raise DataError(f"{self} does not exist, or this user may not see it: name a table or view, and its schema")
         selected = columns if self.columns is None else list(self.columns)
         missing = [name for name in selected if name not in columns]
         if missing:
@@ -250,7 +250,7 @@ def _duckdb_cast(postgres_type: str) -> str | None:
 def _without_secrets(message: str, uri: str) -> str:
     """Return the message without passwords: libpq repeats what it cannot parse."""
     if "=" not in uri and "://" not in uri:
-        return "the connection string is not one: expected postgresql://user@host/database, or host=... dbname=..."
+        return "the connection string is invalid: expected postgresql://user@host/database, or host=... dbname=..."
     pairs = re.findall(r"://[^/:@]*:(.*)@|password\s*=\s*('[^']*'|[^\s&]+)", uri)
     secrets = [secret for pair in pairs for secret in pair if secret]
     for secret in secrets:

@@ -200,7 +200,7 @@ def _nth_row(first: int, row: int) -> str:
 def _code_columns(file: Path, schema: pa.Schema, id_column: str) -> tuple[str, ...]:
     names = schema.names
     if id_column not in names:
-        raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}; --item-column names other ids")
+        raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}; --item-column names another column of ids")
     for name in _LISTS:
         if name not in names:
             continue
@@ -210,7 +210,7 @@ def _code_columns(file: Path, schema: pa.Schema, id_column: str) -> tuple[str, .
             raise DataError(f"{file} has {name} of type {kind}: expected lists of whole numbers")
         return (name,)
     for stem in ("c", "code_"):
-        levels = sorted(int(found[1]) for name in names if (found := re.fullmatch(stem + r"(0|[1-9]\d{0,3})", name)))
+        levels = sorted(int(match[1]) for name in names if (match := re.fullmatch(stem + r"(0|[1-9]\d{0,3})", name)))
         if levels:
             if levels != list(range(len(levels))):
                 missing = next(level for level in range(len(levels)) if level not in levels)

@@ -16,7 +16,7 @@ def make_shop(
     items: Annotated[int, option("--items", "The number of items.")] = 20_000,
     users: Annotated[int, option("--users", "The number of users.")] = 20_000,
     repeats: Annotated[
-        float, option("--repeats", "The share of interactions that take an item again; 0.5 is like music.")
+        float, option("--repeats", "The share of interactions in which a user takes an item again; 0.5 resembles music.")
     ] = 0.0,
     seed: Annotated[int, option("--seed", "The random seed; the same seed gives the same shop.")] = 0,
     force: Annotated[bool, option("--force", "Replace tables that exist.")] = False,
@@ -58,8 +58,9 @@ def demo(
     if data is not None and not data.is_dir():
         what = f"{data} is not a directory" if data.exists() else f"there is no directory {data}"
         raise DataError(
-            f"{what}: the demo takes one with interactions.parquet and items.parquet (or .csv); for tables of other names and "
-            "columns begin with `leafbeam fit-sids --data FILE --items FILE`"
+            f"{what}: the demo reads interactions.parquet and items.parquet (or .csv) from a directory; if your tables have "
+            "other "
+            "names or columns, begin with `leafbeam fit-sids --data FILE --items FILE`"
         )
     require(
         "`leafbeam demo`",

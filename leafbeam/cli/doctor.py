@@ -52,7 +52,8 @@ def doctor(
     as_json: Annotated[bool, option("--json", "Print one JSON object.")] = False,
     no_test: Annotated[bool, option("--no-self-test", "Do not run the test searches.")] = False,
     run: Annotated[
-        Path | None, option("--run", "A run directory: also show what a server of its model would choose for this machine.")
+        Path | None,
+        option("--run", "A run directory. The settings that a server of its model would choose on this machine are shown too."),
     ] = None,
 ) -> None:
     """Check the installation and the machine, and search on every backend that is installed.
@@ -113,14 +114,14 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
     quota = "" if machine.quota is None else f", the control group allows {machine.quota:g}"
     yield Finding(area="machine", name="cores", value=f"{machine.cores}, of which {machine.allowed_cores} may be used{quota}")
     threads, usable = os.environ.get("OMP_NUM_THREADS", ""), machine.usable_cores
-    wanted = int(threads) if threads.isdigit() else machine.allowed_cores
+    num_threads = int(threads) if threads.isdigit() else machine.allowed_cores
     yield Finding(
         area="machine",
         name="threads",
-        status="ok" if wanted <= usable else "advice",
-        value=f"{wanted} (OMP_NUM_THREADS={threads or 'not set'})",
+        status="ok" if num_threads <= usable else "advice",
+        value=f"{num_threads} (OMP_NUM_THREADS={threads or 'not set'})",
         mend=""
-        if wanted <= usable
+        if num_threads <= usable
         else f"leafbeam serve --threads {usable}, or OMP_NUM_THREADS={usable}: more threads wait for cores",
     )
     yield Finding(area="machine", name="BLAS of numpy", value=_blas())
@@ -169,8 +170,8 @@ def _blas() -> str:
     try:
         import numpy as np
 
-        found: object = np.show_config(mode="dicts")
-        blas = found["Build Dependencies"]["blas"]
+        numpy_build: object = np.show_config(mode="dicts")
+        blas = numpy_build["Build Dependencies"]["blas"]
         return f"{blas['name']} {blas['version']}"
     except (ImportError, KeyError, TypeError):
         return "unknown"

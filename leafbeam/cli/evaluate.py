@@ -170,7 +170,7 @@ def _evaluate_policy(
     known, answers_U = (split.train, split.valid_U) if sample.part == "valid" else (split.before_test, split.test_U)
     users = np.flatnonzero(answers_U >= 0)
     if not len(users):
-        raise ArgumentError(f"--part {sample.part}: no user has a held-out item there")
+        raise ArgumentError(f"--part {sample.part}: no user has a held-out item in this part")
     users = np.sort(np.random.default_rng(sample.seed).permutation(users)[: sample.users or _POLICY_USERS])
     limits, settings = engine.Limits(max_history=max(1, int(known.lengths_U.max()))), engine.Settings(precision=precision)
     with closing(engine.Engine.load(paths.model, paths.catalog_files(verify=True), limits=limits, settings=settings)) as loaded:

@@ -15,7 +15,7 @@ from leafbeam.cli.options import DEADLINE_S, KEY, option, split_names, with_opti
 from leafbeam.errors import counted
 from leafbeam.serve.feed_config import FeedConfig
 
-PositionOption = Annotated[Path, option("--position", "The file that records how far the table was followed.")]
+PositionOption = Annotated[Path, option("--position", "The file that keeps the position in the followed table.")]
 EveryOption = Annotated[float, option("--every", "The number of seconds between two checks of the table.")]
 
 
@@ -28,7 +28,7 @@ class Following:
     )
     item_id: Annotated[str, option("--item-id", "The column of the item ids.")] = "item_id"
     columns: Annotated[str, option("--columns", "The other columns to take, separated by commas.", default="all")] = ""
-    once: Annotated[bool, option("--once", "End once there are no more changes.")] = False
+    once: Annotated[bool, option("--once", "Stop when there are no more changes.")] = False
     skip_bad: Annotated[bool, option("--skip-bad", "Skip changes that cannot be applied, and count them.")] = False
     from_now: Annotated[bool, option("--from-now", "At the first start, take only changes from now on.")] = False
     batch: Annotated[int, option("--batch", "The largest number of changes in one request to the server.")] = 1000

@@ -47,11 +47,11 @@ def offsets_of(numbers_NL: NDArray[np.int64], sizes: Sequence[int] | None) -> tu
         return _of_sizes(low, high, tuple(sizes))
     if len(numbers_NL) < _FEWEST:
         return None
-    found = _of_ranges(low, high)
-    if found is None and num_levels > 2 and low[-1] == 0:
+    offsets = _of_ranges(low, high)
+    if offsets is None and num_levels > 2 and low[-1] == 0:
         before = _of_ranges(low[:-1], high[:-1])
-        found = before and ((*before[0], 0), (*before[1], high[-1] + 1))
-    return found
+        offsets = before and ((*before[0], 0), (*before[1], high[-1] + 1))
+    return offsets
 
 
 def possible_offsets(numbers_NL: NDArray[np.int64]) -> bool:
@@ -125,13 +125,13 @@ class ForeignSids:
         """
         if self.names:
             return self
-        found = offsets_of(self.numbers_NL, codebook_sizes or self.codebook_sizes or None)
-        if found is None:
+        offsets_and_sizes = offsets_of(self.numbers_NL, codebook_sizes or self.codebook_sizes or None)
+        if offsets_and_sizes is None:
             hint = "codes of each level are above those of the level before: if these are offsets, pass --codebook-sizes"
             could_be = not codebook_sizes and not self.codebook_sizes and possible_offsets(self.numbers_NL)
             return replace(self, notes=(*self.notes, hint)) if could_be else self
-        offsets, sizes = found
-        note = f"codes are read less {', '.join(f'{offset:,}' for offset in offsets)}, the offsets of their levels"
+        offsets, sizes = offsets_and_sizes
+        note = f"codes are read without the offsets of their levels: {', '.join(f'{offset:,}' for offset in offsets)}"
         return replace(self, numbers_NL=self.numbers_NL - np.array(offsets), codebook_sizes=sizes, notes=(*self.notes, note))
 
 
@@ -168,7 +168,7 @@ def read_sids(
         )
     if transposed and ending not in (_ARRAY, *_TORCH, *json_rows.WHOLE):
         raise ArgumentError(
-            f"{path}: --transposed is for matrices alone (.npy, .pt, .json), whose rows may be levels: leave it out"
+            f"{path}: --transposed is only for matrices (.npy, .pt, .json), whose rows may be levels: leave it out"
         )
     if path.is_dir() or ending == ".parquet":
         table = CodesTable.open(path, None, id_column=id_column, sizes_needed=False)
@@ -212,7 +212,7 @@ def _joined(
     )
 
 
-def _of_matrix(path: Path, array: Any, transposed: bool) -> ForeignSids:
+def _of_matrix(path: Path, array: NDArray[Any], transposed: bool) -> ForeignSids:
     """Return the codes of the items 0, 1, ...: (N, L), or transposed (L, N), as GRID's TIGER reads them."""
     if array.ndim != 2 or array.dtype.kind not in "iu":
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: expected whole numbers (items, levels)")
@@ -222,13 +222,13 @@ def _of_matrix(path: Path, array: Any, transposed: bool) -> ForeignSids:
         turned = "without" if transposed else "with"
         raise DataError(
             f"{path} holds {counted(num_items, 'item')} of {counted(num_levels, 'level')}, "
-            f"at most {MAX_LEVELS} are possible: read it {turned} "
-            "--transposed, if its other side are the items"
+            f"but at most {MAX_LEVELS} levels are possible: read it {turned} "
+            f"--transposed if its {'rows' if transposed else 'columns'} are the items"
         )
     turned = f"{counted(num_levels, 'item')} of {counted(num_items, 'level')}"
     note = f"read as {counted(num_items, 'item')} of {counted(num_levels, 'level')}; --transposed reads {turned}"
-    found = _joined(path, [(codes_NL, np.arange(num_items))])
-    return replace(found, notes=(note,)) if num_items < num_levels and not transposed else found
+    sids = _joined(path, [(codes_NL, np.arange(num_items))])
+    return replace(sids, notes=(note,)) if num_items < num_levels and not transposed else sids
 
 
 def _of_torch(path: Path, transposed: bool) -> ForeignSids:
@@ -246,7 +246,7 @@ def _of_torch(path: Path, transposed: bool) -> ForeignSids:
         return _of_matrix(path, content.numpy(), transposed)
     if transposed:
         raise ArgumentError(
-            f"{path} holds a {type(content).__name__}: --transposed is for matrices alone, whose rows may be levels"
+            f"{path} holds a {type(content).__name__}: --transposed is only for matrices, whose rows may be levels"
         )
     if isinstance(content, Mapping):
         tensors = cast("Mapping[object, object]", content)
@@ -264,7 +264,7 @@ def _of_json(path: Path, id_column: str, transposed: bool, packed_sizes: Sequenc
             raise DataError(f"{path}: expected lists of equally many whole numbers from 0, the codes of each item")
         return _of_matrix(path, np.array(rows, np.int64), transposed)
     if transposed:
-        raise ArgumentError(f"{path} holds no lists of codes: --transposed is for matrices alone, whose rows may be levels")
+        raise ArgumentError(f"{path} holds no lists of codes: --transposed is only for matrices, whose rows may be levels")
     if isinstance(content, dict):
         by_id = cast("dict[str, object]", content)
         if packed_sizes and by_id and all(isinstance(value, list) and value and _is_item(value[0]) for value in by_id.values()):
@@ -280,7 +280,7 @@ def _of_json(path: Path, id_column: str, transposed: bool, packed_sizes: Sequenc
             if not is_id(item_id):
                 raise DataError(f"{path}: {where(number)} has {id_column} {short_repr(item_id)}: expected a number or a text")
             if item_id in by_id:
-                raise DataError(f"{path}: item {short_repr(item_id)} is in {where(number)} and before: keep one")
+                raise DataError(f"{path}: item {short_repr(item_id)} is in {where(number)} and in an earlier one: keep one")
             by_id[item_id] = row.get("codes")
         return _of_lists(path, by_id)
     return _joined(path, [codes_of_table(path, read_json_table(path, (id_column, "item_id")), id_column)])
@@ -294,7 +294,7 @@ def _has_sids_as_keys(path: Path, by_sid: Mapping[str, object]) -> bool:
     """
     others = [key for key in by_sid if len(_split_tokens(key)) < 2]
     if 0 < len(others) < len(by_sid):
-        raise DataError(f"{path} has Semantic IDs as keys, and {short_repr(others[0])}: expected all of one kind")
+        raise DataError(f"{path} has Semantic IDs as keys, but also {short_repr(others[0])}: expected keys of one kind")
     return bool(by_sid) and not others
 
 
@@ -321,7 +321,7 @@ def _unpacked(path: Path, key: str, sizes: Sequence[int]) -> list[int] | list[st
 
 def _by_item(
     path: Path, by_sid: Mapping[str, object], codes_of: Callable[[str], Sequence[object]] = _split_tokens
-) -> dict[Any, Sequence[object]]:
+) -> dict[object, Sequence[object]]:
     """Return the codes of each item, from an object whose keys are Semantic IDs and whose values are an item or a list."""
     by_id: dict[object, Sequence[object]] = {}
     for sid, value in by_sid.items():
@@ -331,18 +331,19 @@ def _by_item(
             if not is_id(item_id):
                 raise DataError(f"{path}: {sid} has the item {short_repr(item_id)}: expected a number or a text")
             if item_id in by_id:
-                raise DataError(f"{path}: item {short_repr(item_id)} is in {sid} and before: keep one")
+                raise DataError(f"{path}: item {short_repr(item_id)} is in {sid} and in an earlier one: keep one")
             by_id[item_id] = codes
     return by_id
 
 
-def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = False) -> ForeignSids:
+def _of_lists(path: Path, by_id: Mapping[Any, object], *, is_text_file: bool = False) -> ForeignSids:
     """Return the SIDs of lists of tokens, such as ["<a_12>", "<b_3>"], or of numbers, by item."""
     kinds = {type(item_id) for item_id in by_id}
     if not kinds <= {int} and not kinds <= {str}:
-        raise DataError(f"{path} has items {' and '.join(sorted(kind.__name__ for kind in kinds))}: expected numbers or texts")
+        types = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"{path} has item ids of the types {types}: expected only numbers, or only text")
     if kinds == {int} and not all(-(1 << 63) <= item_id < 1 << 63 for item_id in by_id):
-        raise DataError(f"{path} has an item id beyond 64 bits with sign: write ids as text")
+        raise DataError(f"{path} has an item id that does not fit into a signed 64-bit number: write ids as text")
     parsed: dict[str, tuple[str, int]] = {}
     names: list[str] = []
     numbers: list[list[int]] = []
@@ -372,8 +373,8 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
     return ForeignSids(source=str(path), item_ids=ids, is_text_file=is_text_file, numbers_NL=numbers_NL, names=tuple(named))
 
 
-def _checked_ids(path: Path, item_ids: list[object], is_text_file: bool) -> NDArray[Any]:
-    """Return ids of one kind as an array. Raises DataError as `read_ids` does, and for an id that is there twice."""
+def _checked_ids(path: Path, item_ids: list[object], is_text_file: bool) -> NDArray[np.int64] | NDArray[np.str_]:
+    """Return ids of one kind as an array. Raises DataError as `read_ids` does, and for an id that occurs twice."""
     try:
         table = pa.table({"item_id": pa.array(item_ids)})
     except UnicodeEncodeError as error:
@@ -381,7 +382,7 @@ def _checked_ids(path: Path, item_ids: list[object], is_text_file: bool) -> NDAr
     ids = read_ids(SourceTable(table=table, source=str(path), is_text=is_text_file), "item_id", "item_of_items")
     if len(ids.values) < len(item_ids):
         row = next(row for row, code in enumerate(ids.codes_E) if code < row)  # the first code that is not new
-        raise DataError(f"{path}: item {short_repr(item_ids[row])} is there before, with other blanks around it: keep one")
+        raise DataError(f"{path}: item {short_repr(item_ids[row])} occurs twice, with different blanks around it: keep one")
     return decode_ids(ids_from_arrow(ids.column))
 
 

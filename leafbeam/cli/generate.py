@@ -44,7 +44,9 @@ class ConstraintOptions:
         """Return the prompts and the constraint of each. Raises ArgumentError unless exactly one option is given."""
         constraints = (self.schema, self.regex, self.choice, self.template, self.rows)
         if sum(constraint is not None for constraint in constraints) != 1 or (self.rows and prompts):
-            raise ArgumentError("name exactly one of --schema, --regex, --choice, --template and --rows, which has prompts too")
+            raise ArgumentError(
+                "pass exactly one of --schema, --regex, --choice, --template and --rows (a file that holds the prompts too)"
+            )
         require("`leafbeam generate`", "outlines_core")
 
         if self.rows is not None:
@@ -63,18 +65,25 @@ class SearchOptions:
         option(
             "--max-tokens",
             "The largest number of tokens of a text, its end included.",
-            default="256, or what the model has positions for",
+            default="256, or as many as fit the model",
         ),
     ] = None
     num_beams: Annotated[int, option("--beams", "The number of beams of an exact search; 1 is greedy.")] = 1
-    num_texts: Annotated[int, option("--texts", "The number of texts for each prompt, from the beams or sampled.")] = 1
+    num_texts: Annotated[int, option("--texts", "The number of texts for each prompt: the best beams, or samples.")] = 1
     scoring: Annotated[
         Literal["full", "allowed"],
-        option("--scoring", "Normalise over all tokens (full) or over the allowed ones.", metavar="full|allowed"),
+        option(
+            "--scoring",
+            "Compute probabilities over all tokens (full), or only over the allowed ones (allowed).",
+            metavar="full|allowed",
+        ),
     ] = "allowed"
     retokenize: Annotated[
         bool,
-        option("--retokenize", "Append forced text at once, in the tokenizer's own tokens. Saves calls, but may change texts."),
+        option(
+            "--retokenize",
+            "Append forced text at once, in the tokenizer's own tokens. This saves model calls, but may change texts.",
+        ),
     ] = False
 
 
@@ -133,7 +142,7 @@ def generate(
             f"{counted(count, 'text')}: expected at most {MAX_ROWS:,}; lower --beams or --texts, or name fewer prompts"
         )
     if stream and (len(prompts) != 1 or search.num_texts != 1 or search.num_beams != 1 or as_json):
-        raise ArgumentError("--stream writes one text of one prompt, without --beams and --json")
+        raise ArgumentError("--stream needs exactly one prompt and one text, and does not work with --beams or --json")
     require("`leafbeam generate`", "torch", "tokenizers", "outlines_core", extra="torch,automata")
 
     generator = text.TextGenerator.load(model)
@@ -151,11 +160,11 @@ def _check(search: SearchOptions, draw: SamplingOptions) -> None:
     """Raise ArgumentError for options that do not go together."""
     num_beams, num_texts = search.num_beams, search.num_texts
     if draw.temperature is None and (draw.top_k, draw.top_p) != (None, None):
-        raise ArgumentError("--top-k and --top-p go with --temperature, which draws texts")
+        raise ArgumentError("--top-k and --top-p limit what is sampled: pass --temperature too")
     if draw.temperature is not None and num_beams != 1:
-        raise ArgumentError("--temperature draws and --beams searches: name one of them")
+        raise ArgumentError("--temperature samples and --beams searches: pass only one of them")
     if draw.temperature is None and not 1 <= num_texts <= num_beams:
-        raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; or --temperature, to draw them")
+        raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; pass --temperature to sample more")
 
 
 def _stream(
@@ -241,7 +250,7 @@ def _enough_memory(count: int) -> Generator[None]:
         if not is_out_of_memory(error):
             raise
         raise ArgumentError(
-            f"the memory does not hold {counted(count, 'text')} at a time: lower --beams, --texts or --max-tokens, "
+            f"there is not enough memory for {counted(count, 'text')} at a time: lower --beams, --texts or --max-tokens, "
             "or name fewer prompts"
         ) from error
 

@@ -54,7 +54,7 @@ class CodesOptions:
         option("--codebook-sizes", "The number of codes of each level.", default="the model's, or from the largest codes"),
     ] = None
     transposed: Annotated[
-        bool, option("--transposed", "Read a matrix of codes as one with a row for each level, not for each item.")
+        bool, option("--transposed", "Read a matrix of codes in which each row is a level and each column an item.")
     ] = False
     delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ","
     encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8"
@@ -92,15 +92,17 @@ class TokenOptions:
     def check(self, model: Path | None, recipe: Recipe) -> None:
         """Raise ArgumentError for options that do not go together."""
         if self.tokens is not None and self.first_token is not None:
-            raise ArgumentError("expected one of --tokens and --first-token: the names of tokens, or where they begin")
+            raise ArgumentError(
+                "pass either --tokens (the names of the tokens) or --first-token (the id of the first one), not both"
+            )
         for name, value in vars(self).items():
             if value is None or (name == "separator" and value == ""):
                 continue
             if model is None:
-                raise ArgumentError(f"--{name.replace('_', '-')} goes with --model")
+                raise ArgumentError(f"--{name.replace('_', '-')} needs --model")
             if recipe.load is not None:
                 raise ArgumentError(
-                    f"--{name.replace('_', '-')}: this recipe's checkpoint says its tokens: leave the option out"
+                    f"--{name.replace('_', '-')}: a checkpoint of this recipe already names its tokens: leave the option out"
                 )
 
     def of(self, recipe: Recipe) -> "TokenOptions":
@@ -121,12 +123,15 @@ class LogOptions:
     user_column: Annotated[str, option("--user-column", "The column of the user of an interaction.", LOG)] = "user_id"
     time_column: Annotated[str, option("--time-column", "The column of the time of an interaction.", LOG)] = "timestamp"
     time_unit: Annotated[
-        TimeUnit, option("--time-unit", "The unit of times that are given as numbers.", LOG, metavar="s|ms|us|ns")
+        TimeUnit, option("--time-unit", "The unit of times that are written as numbers.", LOG, metavar="s|ms|us|ns")
     ] = "s"
     order: Annotated[
         Order,
         option(
-            "--order", "The order of interactions: by time, or that of the file, which needs no times.", LOG, metavar="NAME"
+            "--order",
+            "The order of interactions: by time (time), or as in the file (file), which needs no times.",
+            LOG,
+            metavar="NAME",
         ),
     ] = "time"
 
@@ -158,7 +163,7 @@ def import_run(
     run: RunOption = DEFAULT_RUN,
     recipe: Annotated[
         RecipeName | None,
-        option("--recipe", "The published recommender whose formats and prompts the files have.", metavar="NAME"),
+        option("--recipe", "The published recommender whose file formats and prompts these files follow.", metavar="NAME"),
     ] = None,
     *,
     codes: CodesOptions,
@@ -181,22 +186,22 @@ def import_run(
     from leafbeam.train.item_join import with_items
 
     console, began = stdout(), time.perf_counter()
-    found = _read_sids(sids, codes, own)
+    foreign = _read_sids(sids, codes, own)
     if sizes is not None and len(sizes) == 1:
-        sizes *= found.numbers_NL.shape[1]
-    found = found.without_offsets(sizes)
+        sizes *= foreign.numbers_NL.shape[1]
+    foreign = foreign.without_offsets(sizes)
     source = interactions.source(codes)
     log = None if source.path is None else source.read()
     offered = None if items is None else tables.read_table(items, ids=(codes.item_column,), form=codes.form)
-    table, without_sid = _items(found, offered, log, codes.item_column, text_ids=codes.text_ids)
+    table, without_sid = _items(foreign, offered, log, codes.item_column, text_ids=codes.text_ids)
     if log is not None:
         with_items(log, table)  # its mistakes are said now, not by `evaluate`
-    loaded, codes_NL = (None, found.numbers_NL) if model is None else _load(model, found, sizes, tokens, own)
+    loaded, codes_NL = (None, foreign.numbers_NL) if model is None else _load(model, foreign, sizes, tokens, own)
     not_applied = ""
     if model is not None and loaded is not None:
         sizes = loaded.vocabulary.codebook_sizes
         not_applied = _settings_not_applied(model, loaded) if model.is_dir() else ""
-    sizes = sizes or found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
+    sizes = sizes or foreign.codebook_sizes or tuple((foreign.numbers_NL.max(axis=0) + 1).tolist())
     sid_table = semid.SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=sizes)
 
     _write(paths, table, source, sid_table)
@@ -205,7 +210,7 @@ def import_run(
         _show_decoding(console, model, not_applied, recipe)
     sid_table.save(paths.sids)
     show_types(console, table)
-    figures = _show_codes(console, found, sid_table, without_sid, f"{paths.sids}: ", began)
+    figures = _show_codes(console, foreign, sid_table, without_sid, f"{paths.sids}: ", began)
     paths.add_to_report("import", {"sids": str(sids), "model": None if model is None else str(model), **figures})
     build_run(run, False, [])
 
@@ -261,7 +266,7 @@ def _show_decoding(console: "Console", model: Path, not_applied: str, recipe: Re
 
 
 def _show_codes(
-    console: "Console", found: "ForeignSids", sid_table: "semid.SidTable", without_sid: int, place: str, began: float
+    console: "Console", foreign: "ForeignSids", sid_table: "semid.SidTable", without_sid: int, prefix: str, began: float
 ) -> dict[str, int]:
     """Print how many items have Semantic IDs, and what is unusual about them; return these counts."""
     import numpy as np
@@ -269,15 +274,19 @@ def _show_codes(
     codes_NL = sid_table.codes
     distinct = counted(len(np.unique(codes_NL, axis=0)), "SID")
     levels = " x ".join(map(str, sid_table.codebook_sizes))
-    done(console, f"{place}{counted(len(sid_table), 'item')} with {distinct} of {levels}", since=began)
-    for note in found.notes:
-        console.print(f"{found.source}: {note}", style="yellow", soft_wrap=True)
+    done(console, f"{prefix}{counted(len(sid_table), 'item')} with {distinct} of {levels}", since=began)
+    for note in foreign.notes:
+        console.print(f"{foreign.source}: {note}", style="yellow", soft_wrap=True)
     shared = np.unique(codes_NL, axis=0, return_counts=True)[1]
-    unlike = int((codes_NL[:, : found.numbers_NL.shape[1]] != found.numbers_NL).any(axis=1).sum())
+    unlike = int((codes_NL[:, : foreign.numbers_NL.shape[1]] != foreign.numbers_NL).any(axis=1).sum())
     counts = (
         (without_sid, "item without a SID left out", "items without a SID left out"),
         (int(shared[shared > 1].sum()), "item shares its SID with another", "items share their SID with another"),
-        (unlike, "item has codes unlike its tokens' numbers", "items have codes unlike their tokens' numbers"),
+        (
+            unlike,
+            "item has codes that differ from the numbers in its tokens",
+            "items have codes that differ from the numbers in their tokens",
+        ),
     )
     if notes := [counted(*count) for count in counts if count[0]]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
@@ -291,7 +300,7 @@ def _settings_not_applied(directory: Path, model: "AnyModel") -> str:
 
 
 def _items(
-    found: "ForeignSids",
+    foreign: "ForeignSids",
     items: "tables.SourceTable | None",
     log: "train.InteractionLog | None",
     item_column: str,
@@ -303,15 +312,15 @@ def _items(
 
     from leafbeam.train.item_join import item_table
 
-    ids_table = pa.table({"item_id": pa.array(found.item_ids)})
-    ids = tables.SourceTable(table=ids_table, source=found.source, is_text=found.is_text_file)
+    ids_table = pa.table({"item_id": pa.array(foreign.item_ids)})
+    ids = tables.SourceTable(table=ids_table, source=foreign.source, is_text=foreign.is_text_file)
     if items is not None:
         return item_table(ids, items, item_column=item_column, text_ids=text_ids)
     return item_table(ids, None if log is None else tables.SourceTable(table=log.items, source="the log"), text_ids=text_ids)
 
 
 def _load(
-    directory: Path, found: "ForeignSids", sizes: tuple[int, ...] | None, tokens: TokenOptions, recipe: Recipe
+    directory: Path, foreign: "ForeignSids", sizes: tuple[int, ...] | None, tokens: TokenOptions, recipe: Recipe
 ) -> "tuple[AnyModel, NDArray[np.int64]]":
     """Return the model, and the codes (N, L) of its tokens."""
     import numpy as np
@@ -319,42 +328,44 @@ def _load(
     from leafbeam.model import load_model
     from leafbeam.model.token_names import codebook_of, families, named_vocabulary, offset_vocabulary, read_token_ids
 
-    names = (found.names or recipe.tokens) if tokens.tokens is None else split_names(tokens.tokens)
+    names = (foreign.names or recipe.tokens) if tokens.tokens is None else split_names(tokens.tokens)
     first_token, prompt, separator = tokens.first_token, tokens.of(recipe).prompt, tokens.of(recipe).separator or ""
-    codes_NL = found.numbers_NL
+    codes_NL = foreign.numbers_NL
     num_levels = codes_NL.shape[1]
     if recipe.load is not None:
         model = recipe.load(directory)
     elif (directory / "leafbeam.json").exists():
         if first_token is not None or tokens.prompt or tokens.separator:
-            raise ArgumentError(f"{directory} has a leafbeam.json, which says its tokens and prompts: leave these options out")
+            raise ArgumentError(f"{directory} has a leafbeam.json, which names its tokens and prompts: leave these options out")
         model = load_model(directory)
     elif first_token is not None:
-        sizes = sizes or found.codebook_sizes
+        sizes = sizes or foreign.codebook_sizes
         if not sizes or tokens.prompt or tokens.separator:
-            raise ArgumentError("--first-token needs --codebook-sizes, the codes of each level, and has no --prompt of text")
+            raise ArgumentError("--first-token needs --codebook-sizes, and works without --prompt and --separator")
         model = load_model(directory, vocabulary=offset_vocabulary(directory, first_token, sizes))
     elif names:
         if len(names) != num_levels:
-            raise CodesError(f"{found.source} has {counted(num_levels, 'level')}: expected as many --tokens, not {len(names)}")
+            raise CodesError(
+                f"{foreign.source} has {counted(num_levels, 'level')}: expected as many --tokens, not {len(names)}"
+            )
         all_tokens = read_token_ids(directory)
         codebooks = [codebook_of(directory, all_tokens, name) for name in names]
         codes_NL = np.stack([book.codes(codes_NL[:, level]) for level, book in enumerate(codebooks)], axis=1)
         if (missing_NL := codes_NL < 0).any():
             row, level = (int(at[0]) for at in np.nonzero(missing_NL))
-            token = names[level].replace("*", str(found.numbers_NL[row, level]))
+            token = names[level].replace("*", str(foreign.numbers_NL[row, level]))
             raise CodesError(
-                f"the tokenizer of {directory} has no token {token}, of item {short_repr(found.item_ids[row].item())}: are the "
-                "SIDs those that the model was trained on?"
+                f"the tokenizer of {directory} has no token {token}, of item {short_repr(foreign.item_ids[row].item())}: was "
+                "the model trained on these SIDs?"
             )
         vocabulary = named_vocabulary(directory, codebooks, prompt=prompt, separator=separator, ending=recipe.ending)
         model = load_model(directory, vocabulary=vocabulary)
     else:
         known = ", ".join(families(read_token_ids(directory))) or "none"
         raise ArgumentError(
-            f"{found.source} holds numbers: name the model's tokens of each level with --tokens '<a_*>,<b_*>' (its tokenizer "
+            f"{foreign.source} holds numbers: name the model's tokens of each level with --tokens '<a_*>,<b_*>' (its tokenizer "
             f"has {known}), or where they begin with --first-token"
         )
     if (of_model := model.vocabulary.item_length) != num_levels:
-        raise CodesError(f"{found.source} has {counted(num_levels, 'level')}, but the model in {directory} has {of_model}")
+        raise CodesError(f"{foreign.source} has {counted(num_levels, 'level')}, but the model in {directory} has {of_model}")
     return model, np.pad(codes_NL, ((0, 0), (0, model.vocabulary.num_levels - num_levels)))  # the tokens that end an answer

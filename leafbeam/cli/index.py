@@ -47,7 +47,7 @@ class TableOptions:
         ),
     ] = None
     packed: Annotated[
-        bool, option("--packed", "Store codes in as many bits as they need: 11, not 16, for codebooks of 2,048.", TABLE)
+        bool, option("--packed", "Store codes in as few bits as they need: 11 instead of 16 for codebooks of 2,048.", TABLE)
     ] = False
     memory_limit: Annotated[
         str, option("--memory-limit", "The memory for sorting; rows that do not fit are sorted on disk.", TABLE)
@@ -59,7 +59,7 @@ class TableOptions:
         int | None,
         option(
             "--shards",
-            "Split the index by first codes into this many files, which --out then holds as a directory.",
+            "Split the index by first codes into this many files; --out is then their directory.",
             TABLE,
             default="one file",
         ),
@@ -76,7 +76,7 @@ def build_table(table: Path, options: TableOptions, force: bool) -> None:
     if options.shards is not None:
         check_whole(**{"--shards": options.shards})
         if options.scratch is not None:
-            raise ArgumentError("--scratch does not go with --shards: a shard's rows are sorted in the directory of --out")
+            raise ArgumentError("--scratch does not work with --shards: a shard's rows are sorted in the directory of --out")
         if target.is_file():
             raise ArgumentError(f"{target} is a file: name another --out, which becomes a directory of shards")
     if options.scratch is not None and not options.scratch.is_dir():
@@ -107,7 +107,8 @@ def _build_file(source: "CodesTable", target: Path, estimate: "BuildEstimate", l
         trie = _build_and_save(source, saved, target, limit, options.packed)
     except BaseException:
         if saved.has_runs:
-            text = f"{saved.path} has the rows that are sorted: the same command goes on from there. Else delete that file."
+            advice = "run the same command to continue from there, or delete the file."
+            text = f"{saved.path} holds the rows that are sorted already: {advice}"
             stderr().print(text, soft_wrap=True, markup=False)
         raise
     saved.remove()
@@ -151,6 +152,7 @@ def _build_shards(
     counts = ", ".join(f"{shard.num_items:,}" for shard in manifest.shards)
     text = f"{target}: {counted(source.num_rows, 'item')} in {counted(num_shards, 'shard')} of {counts}"
     done(stdout(), text, since=began)
+    next_step(stdout(), "leafbeam", "inspect", target)
 
 
 def _build_and_save(source: "CodesTable", saved: "SavedRuns", target: Path, limit: int, packed: bool) -> "Trie":
@@ -250,12 +252,13 @@ def build(
     if table is None:
         if codes != TableOptions(item_column=codes.item_column, memory_limit=codes.memory_limit):
             raise ArgumentError(
-                "--out, --codebook-sizes, --scratch, --packed and --shards go with a TABLE: name the Parquet file to build"
+                "--out, --codebook-sizes, --scratch, --packed and --shards work only with a TABLE: name the Parquet file to "
+                "build"
             )
         build_run(run, force, rule or [])
         return
     if rule:
-        raise ArgumentError("--rule goes with a run, which has a catalog of attributes: a TABLE has codes alone")
+        raise ArgumentError("--rule needs a run, because rules read the catalog's attributes, and a TABLE holds only codes")
     build_table(table, codes, force)
 
 
@@ -278,7 +281,9 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     writes_catalog = force or not paths.catalog.exists()  # without the attributes of the items that came since
     is_aside = writes_catalog or ingest.origin_of(paths.live) not in (None, trie.version)
     if is_aside and (aside := ingest.set_aside(paths.live)) is not None:
-        console.print(f"{aside} has the items and rules that came since the last build: import those that are missing again.")
+        console.print(
+            f"{aside} holds the items and rules that were added after the last build: import again those that are missing."
+        )
     trie.save(paths.trie)
     built(trie, paths.trie, began)
 
@@ -320,7 +325,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
 def inspect(
     path: Annotated[
         Path | None,
-        typer.Argument(help="The file or directory to show: an index, a table of codes, a model or a run.", show_default=False),
+        typer.Argument(help="What to show: an index, one in shards, a table of codes, a model or a run.", show_default=False),
     ] = None,
     plan: Annotated[
         str | None, option("--plan", "Estimate an index of N items: 1e7,2048,8 or 1e7,2048x2048x8192.", metavar="N,V,L")
@@ -329,9 +334,11 @@ def inspect(
 ) -> None:
     """Show what a file or directory holds (levels, bytes, codebook use), or estimate the size of an index."""
     if (path is None) == (plan is None):
-        raise ArgumentError("inspect takes either a PATH or --plan N,V,L, one of the two")
+        raise ArgumentError("pass either a PATH to inspect, or --plan N,V,L")
     if path is not None and not path.exists():
-        raise DataError(f"there is no {path}: name an index (.leafbeam), sids.parquet, a model's directory or a run's")
+        raise DataError(
+            f"there is no {path}: name an index (.leafbeam or .shards), sids.parquet, a model's directory or a run's"
+        )
     console = stdout()
     planned = None if plan is None else parse_plan(plan)
     from leafbeam.cli import inspection
@@ -341,7 +348,7 @@ def inspect(
         return
     assert path is not None
     if as_json:
-        inspection.print_trie(path)
+        inspection.print_index(path)
     elif path.is_dir():
         inspection.show_directory(console, path)
     elif path.suffix.lower() == ".parquet":

@@ -42,7 +42,7 @@ def init(run: RunOption = DEFAULT_RUN) -> None:
     head = _Head(interactions)
     console.print(f"   columns: {', '.join(head.names)}", style="dim", soft_wrap=True, markup=False)
     user, item, time = _columns(head)
-    items = _path("3. The file of items (empty: there is none)")
+    items = _path("3. The file of items (leave empty if there is none)")
     source = Source(
         path=interactions,
         user_column=user,
@@ -65,7 +65,7 @@ def init(run: RunOption = DEFAULT_RUN) -> None:
         text = _ask("4. The columns with the text of items, with commas between them", default=",".join(words))
         source = replace(source, text_columns=tuple(name.strip() for name in text.split(",") if name.strip()))
     columns = {name: str(kind) for name, kind in zip(log.items.column_names, log.items.schema.types, strict=True)}
-    answer = _ask("5. A rule about items as NAME=SQL (empty: none yet)", default=_suggested(columns))
+    answer = _ask("5. A rule about items as NAME=SQL (leave empty for none)", default=_suggested(columns))
     rules = _rules_of(answer)
     _check_text(source, log.items.column_names)
     source.save(paths.source)
@@ -104,8 +104,8 @@ class _Head:
     def unit_of(self, name: str) -> TimeUnit:
         """Return the unit of a column of times: by their size if they are numbers."""
         numbers = [row[name] for row in self.rows if isinstance(row.get(name), int | float)]
-        most = max(numbers, default=0)
-        return next(unit for unit, least in _UNITS.items() if most >= least)
+        largest = max(numbers, default=0)
+        return next(unit for unit, smallest in _UNITS.items() if largest >= smallest)
 
 
 def _delimiter_of(path: Path) -> str:
@@ -130,10 +130,12 @@ def _path(question: str, *, needed: bool = False) -> Path | None:
 
 def _columns(head: _Head) -> tuple[str, str, str | None]:
     """Ask for the columns of user, item and time."""
-    found = [head.first_of(names) for names in (_USERS, _ITEMS, _TIMES)]
-    default = " ".join(name for name in found if name) if all(found[:2]) else ""
+    names_of_columns = [head.first_of(names) for names in (_USERS, _ITEMS, _TIMES)]
+    default = " ".join(name for name in names_of_columns if name) if all(names_of_columns[:2]) else ""
     while True:
-        answer = _ask("2. The columns of user, item and time (without a time, rows are in order)", default=default).split()
+        answer = _ask(
+            "2. The columns of user, item and time (leave out the time if rows are in order)", default=default
+        ).split()
         try:
             if len(answer) not in (2, 3):
                 raise ArgumentError(f"expected two or three names of columns, such as `user_id item_id timestamp`: {answer}")
@@ -151,7 +153,7 @@ def _rules_of(text: str) -> dict[str, object]:
             return catalog.rules_from_text([text.strip()])
         except LeafbeamError as error:
             stdout().print(f"   {error}", style="red", markup=False, soft_wrap=True)
-            text = _ask("   The rule (empty: none yet)")
+            text = _ask("   The rule (leave empty for none)")
     return {}
 
 

@@ -1,6 +1,7 @@
 """`leafbeam inspect`: what files of a run hold, and what an index would take, as tables."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,23 @@ from rich.table import Column, Table
 
 from leafbeam import semid
 from leafbeam.cli.run import RunDirectory
-from leafbeam.errors import DataError, counted
+from leafbeam.errors import DataError, IndexFileError, counted
 from leafbeam.extras import require
 from leafbeam.files import read_json
 from leafbeam.index import Trie
 from leafbeam.index.memory_estimate import MemoryEstimate
+from leafbeam.index.shards import MANIFEST, ShardFile, ShardManifest
 from leafbeam.live import LiveIndex
 from leafbeam.live.journal import journal_path
 from leafbeam.live.manifest import Manifest
 
 
-def print_trie(path: Path) -> None:
-    """Print an index as one JSON object."""
+def print_index(path: Path) -> None:
+    """Print an index, or an index in shards, as one JSON object."""
+    if (path / MANIFEST).exists():
+        shards = [{**asdict(shard), "file_bytes": nbytes} for shard, nbytes in _shard_files(path)]
+        print(json.dumps({"path": str(path), "num_items": sum(shard["num_items"] for shard in shards), "shards": shards}))
+        return
     trie = Trie.load(path)
     file = {"path": str(path), "version": trie.version, "file_bytes": path.stat().st_size}
     print(json.dumps({**file, **MemoryEstimate.of(trie).as_json()}))
@@ -35,6 +41,41 @@ def show_trie(console: Console, path: Path) -> None:
         f"{counted(len(trie), 'item')} on {counted(trie.num_leaves, 'leaf', 'leaves')}; a search reads only the levels"
     )
     _show_bounds(console, plan, "its own")
+
+
+def show_shards(console: Console, path: Path) -> None:
+    """Show an index in shards: the first codes, items, bytes and index version of each shard."""
+    shards = _shard_files(path)
+    num_items, nbytes = sum(shard.num_items for shard, _ in shards), sum(nbytes for _, nbytes in shards)
+    figures = [Column(name, justify="right") for name in ("first codes", "items", "bytes", "bytes/item")]
+    title = f"{path}  ·  {counted(num_items, 'item')} in {counted(len(shards), 'shard')}"
+    table = Table("shard", *figures, "index version", title=title, title_justify="left")
+    for shard, size in shards:
+        codes = f"{shard.begin:,} to {shard.end - 1:,}"
+        sizes = (f"{size:,}", f"{size / shard.num_items:.2f}") if shard.version else ("", "")
+        table.add_row(shard.file, codes, f"{shard.num_items:,}", *sizes, shard.version or "not built yet")
+    table.add_section()
+    table.add_row("all shards", "", f"{num_items:,}", f"{nbytes:,}", f"{nbytes / num_items:.2f}", "", style="bold")
+    console.print(table)
+    if not all(shard.version for shard, _ in shards):
+        console.print("the build was interrupted: run the same command again to finish it")
+    console.print(f"`leafbeam inspect {path / shards[0][0].file}` shows the levels of one shard", soft_wrap=True)
+
+
+def _shard_files(path: Path) -> list[tuple[ShardFile, int]]:
+    """Return the shards of a directory, each with the bytes of its file, 0 for one that is not built yet.
+
+    Raises IndexFileError if the manifest cannot be read or a file is missing.
+    """
+    manifest = ShardManifest.read(path)
+    assert manifest is not None
+    try:
+        return [(shard, (path / shard.file).stat().st_size if shard.version else 0) for shard in manifest.shards]
+    except OSError as error:
+        raise IndexFileError(
+            f"{error.filename} cannot be read ({error.strerror}), and {path / MANIFEST} names it as a shard: copy it there, or "
+            "build the shards again"
+        ) from error
 
 
 def show_table(console: Console, path: Path) -> None:
@@ -61,10 +102,12 @@ def show_table(console: Console, path: Path) -> None:
 
 
 def show_directory(console: Console, path: Path) -> None:
-    """Show a model's directory, a live index, a directory of tables, or everything in a run's directory."""
+    """Show a model's directory, a live index, an index in shards, a directory of tables, or all of a run's directory."""
     run = RunDirectory(path)
     if (path / "config.json").exists():
         _show_model(console, path)
+    elif (path / MANIFEST).exists():
+        show_shards(console, path)
     elif (path / "manifest.json").exists():
         _show_live_index(console, path)
     elif any(path.glob("*.parquet")) and not run.sids.exists():
@@ -74,7 +117,8 @@ def show_directory(console: Console, path: Path) -> None:
         existing = [(part, show) for part, show in parts if part.exists()]
         if not existing:
             raise DataError(
-                f"{path} is neither a model's directory, a run's nor a table's: it has no config.json, sids.parquet or index"
+                f"{path} is not a directory of a model, a run, a table or shards: it has no config.json, sids.parquet, index "
+                f"or {MANIFEST}"
             )
         for part, show in existing:
             show(console, part)

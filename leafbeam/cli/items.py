@@ -102,8 +102,8 @@ class _ServedItems:
 @contextmanager
 def _served_items(url: str) -> Generator[_ServedItems]:
     with client.Client(url, key=os.environ.get(KEY), retries=client.Retries(deadline_s=DEADLINE_S)) as server:
-        found = server.get_catalog()
-        yield _ServedItems(server, found.columns, found.item_ids != "numbers")
+        status = server.get_catalog()
+        yield _ServedItems(server, status.columns, status.item_ids != "numbers")
 
 
 BATCH = 1000  # items
@@ -198,7 +198,7 @@ def import_items(
     console.print(f"Read as: {shown}", style="dim", soft_wrap=True, markup=False)
     if nameless:
         shown = (
-            f"Left out: {', '.join(sorted(nameless))}. Such a column has no name in the file, and the catalog does not have it."
+            f"Left out: {', '.join(sorted(nameless))}. The file does not name these columns, so the catalog does not have them."
         )
         console.print(shown, style="yellow", soft_wrap=True, markup=False)
     done(console, f"{counted(counts.inserted, 'item')} added, {counts.updated:,} replaced", since=began)
@@ -215,11 +215,11 @@ def _id_of(text: str, is_text: bool) -> int | str:
     return text if is_text else _number(text, "the item ids of this index are whole numbers")
 
 
-def _number(text: str, place: str) -> int:
+def _number(text: str, where: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ArgumentError(f"{place}: expected a whole number, not {text!r:.80}") from None
+        raise ArgumentError(f"{where}: expected a whole number, not {text!r:.80}") from None
 
 
 app = typer.Typer(no_args_is_help=True, help="Add, remove and import items of a run, or of its server.")

@@ -22,7 +22,8 @@ def add(
         Literal["read", "write", "admin"],
         option(
             "--scope",
-            "read: recommendations and metrics; write: also items and interactions; admin: also rules and snapshots.",
+            "The scope of the key: read (recommendations and metrics), write (also items and interactions) or admin (also "
+            "rules and snapshots).",
             metavar="read|write|admin",
         ),
     ] = "read",

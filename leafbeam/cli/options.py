@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_origin
@@ -84,17 +84,25 @@ def check_plot(path: Path) -> None:
         raise ArgumentError(f"--plot {path}: the directory {path.parent} does not exist")
 
 
-def option(flags: str, text: str, group: str | None = None, *, default: str | None = None, metavar: str | None = None) -> Any:
+def option(
+    flags: str,
+    text: str,
+    group: str | None = None,
+    *,
+    default: str | None = None,
+    metavar: str | None = None,
+    hidden: bool = False,
+) -> object:
     """Return an option of a command.
 
     flags: its names with spaces between them. text: its help. group: its panel in `--help`, None the first. default: in words,
-    where the value in the code (None) says nothing.
+    where the value in the code (None) says nothing. hidden: whether `--help` leaves it out.
     """
     shown = default or True
-    return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar)
+    return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar, hidden=hidden)
 
 
-def with_options(*groups: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the fields of dataclasses as options, and pass it the dataclasses as its last arguments.
 
     Args:
@@ -115,7 +123,7 @@ def with_options(*groups: Any) -> Callable[[Callable[..., None]], Callable[..., 
             for field in fields(group)
         ]
 
-        def run(**values: Any) -> None:
+        def run(**values: object) -> None:
             options = {
                 parameter.name: group(**{field.name: values.pop(field.name) for field in fields(group)})
                 for parameter, group in zip(last, groups, strict=True)
@@ -143,12 +151,15 @@ def delimiter_of(text: str) -> str:
     return "\t" if text == "tab" else text
 
 
-def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(
+    config: type, names: Mapping[str, str], hidden: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command options for settings of a config, and pass it the config with the values of all options.
 
     Args:
         config: The class of the config, as for `load_config`.
         names: The flag of each setting that gets an option of its own, by the setting's name.
+        hidden: The flags that `--help` leaves out, because few people set them.
 
     Returns:
         A decorator of a command whose last argument gets the config. It also gives the command --config, --set and
@@ -160,7 +171,7 @@ def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[
             name.replace(".", "__"),
             inspect.Parameter.KEYWORD_ONLY,
             default=settings[name].default,
-            annotation=Annotated[settings[name].kind, _setting_option(flag, settings[name])],
+            annotation=Annotated[settings[name].kind, _setting_option(flag, settings[name], hidden=flag in hidden)],
         )
         for name, flag in names.items()
     ]
@@ -195,9 +206,10 @@ def _is_stated(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _setting_option(flag: str, setting: Setting) -> Any:
+def _setting_option(flag: str, setting: Setting, *, hidden: bool) -> object:
     flags = f"{flag}/ " if setting.kind is bool else flag  # so that typer adds no second flag that turns it off
-    return option(flags.strip(), setting.meaning, metavar="NAME" if get_origin(setting.kind) is Literal else None)
+    metavar = "NAME" if get_origin(setting.kind) is Literal else None
+    return option(flags.strip(), setting.meaning, metavar=metavar, hidden=hidden)
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -238,11 +250,19 @@ class ObjectiveOptions:
     ] = None
     at_most: Annotated[
         list[str] | None,
-        option("--at-most", "The most items with one value of a column; repeatable.", metavar="COLUMN=NUMBER"),
+        option(
+            "--at-most",
+            "The largest number of items in a list that have the same value of a column; repeatable.",
+            metavar="COLUMN=NUMBER",
+        ),
     ] = None
     at_least: Annotated[
         list[str] | None,
-        option("--at-least", "The least items of a rule, if so many are allowed; repeatable.", metavar="RULE=NUMBER"),
+        option(
+            "--at-least",
+            "The number of items of a rule that a list must have, if so many are allowed; repeatable.",
+            metavar="RULE=NUMBER",
+        ),
     ] = None
 
     @property
@@ -261,8 +281,8 @@ PrecisionOption = Annotated[
     Precision,
     option(
         "--precision",
-        "The precision of the layers' matrix products. bfloat16 and int8 are of a CPU, and answer requests only where they are "
-        "faster; fp8 is of a GPU.",
+        "The precision of the layers' matrix products. bfloat16 and int8 run on a CPU, and answer requests only if they are "
+        "faster there; fp8 runs on a GPU.",
         metavar="float32|bfloat16|int8|fp8",
     ),
 ]
@@ -274,7 +294,8 @@ ScoringOption = Annotated[
     Literal["full", "allowed", "vocabulary"],
     option(
         "--scoring",
-        "Take probabilities over all codes of a level (full), over the allowed ones, or over the model's whole vocabulary.",
+        "Compute probabilities over all codes of a level (full), over the allowed ones (allowed), or over the model's whole "
+        "vocabulary (vocabulary).",
         metavar="full|allowed|vocabulary",
     ),
 ]

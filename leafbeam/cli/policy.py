@@ -22,7 +22,7 @@ SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRow:
-    """What one policy gave.
+    """The lists of one policy, measured.
 
     Args:
         name: The policy.

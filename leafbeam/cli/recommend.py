@@ -147,13 +147,13 @@ def recommend(
 def _check(wish: RequestOptions, table: TableOptions) -> None:
     """Raise ArgumentError for options that do not go together."""
     if [wish.history is not None, bool(wish.user), table.users is not None].count(True) != 1:
-        raise ArgumentError("expected one of --history A,B,C, --user U or --users TABLE")
+        raise ArgumentError("pass one of --history A,B,C, --user U and --users TABLE")
     if (table.users is None) != (table.out is None):
-        raise ArgumentError("--users and --out go together: the table to read and the directory to write")
+        raise ArgumentError("pass both --users (the table to read) and --out (the directory to write)")
     if table.users is None and (table.on_ray or table.workers is not None or table.ray_address is not None):
-        raise ArgumentError("--ray, --ray-address and --workers go with --users")
+        raise ArgumentError("--ray, --ray-address and --workers work only with --users")
     if table.users is not None and wish.deny:
-        raise ArgumentError("--deny goes with --history and --user, not with --users")
+        raise ArgumentError("--deny works only with --history and --user")
 
 
 def _recommend_table(job: "integrations.BatchJob", table: TableOptions) -> None:

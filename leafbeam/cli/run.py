@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 from leafbeam import engine, ingest, semid, tables, train
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 # In JSON; other fields are like their defaults.
-_KINDS: dict[str, Any] = {"path": str | None, "text_columns": (list, type(None))}
+_KINDS: dict[str, UnionType | tuple[type, ...]] = {"path": str | None, "text_columns": (list, type(None))}
 _PATHS = ("path", "items", "listed")
 _COLUMNS = ("user_column", "item_column", "time_column", "id_column")
 
@@ -65,15 +66,18 @@ class Source:
         check_choice("--format", self.kind, Format)
         check_choice("--split", self.split, SplitBy)
         if self.split == "time" and self.order == "file":
-            raise ArgumentError("--split time needs the times of interactions, and --order file does without them")
+            raise ArgumentError(
+                "--split time needs the times of interactions, which --order file does not read: use --order time, or --split "
+                "user"
+            )
         if self.kind in ("tables", "cornac"):
             return
         if self.items is not None and self.kind == "movielens":
-            raise ArgumentError("--items goes with --format tables or amazon; MovieLens has movies.csv in its directory")
+            raise ArgumentError("--items works only with --format tables or amazon; MovieLens has movies.csv in its directory")
         for name in (*_COLUMNS, "time_unit", "order", "text_ids", "delimiter", "items_delimiter", "encoding"):
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 flag = "--" + name.replace("_", "-")
-                raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
+                raise ArgumentError(f"{flag} needs --format tables; {self.kind} has columns and units of its own")
 
     def read(self) -> train.InteractionLog:
         """Read the log.
@@ -116,7 +120,7 @@ class Source:
             return train.load_movielens(self.path, k_core=self.k_core)
         is_file = self.path.is_file()
         if self.kind == "cornac" and not is_file:
-            raise DataError(f"{self.path} is not a file: cornac's users, items and ratings are in one")
+            raise DataError(f"{self.path} is not a file: expected the one file in which cornac keeps users, items and ratings")
         return train.load_log(
             None if is_file else self.path,
             interactions=self.path if is_file else None,
@@ -261,7 +265,7 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.report, report)
 
-    def read_report(self) -> dict[str, Any]:
+    def read_report(self) -> dict[str, Mapping[str, object]]:
         """Read the figures of all steps so far, which are empty before the first."""
         if not self.report.exists():
             return {}

@@ -7,8 +7,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class _Model:
     def __init__(self, tables: list[NDArray[np.float64]], backend: str, device: str) -> None:
         self._tables, self._level = tables, 0
         if backend == "cpu":
-            self._convert: Any = np.asarray
+            self._convert: Callable[[NDArray[np.float32]], object] = np.asarray
         elif backend == "jax":
             import jax.numpy
 

@@ -57,6 +57,10 @@ _OF_ITEMS = (
         "grace_s": "--grace",
         "log_format": "--log-format",
     },
+    hidden=(
+        *("--insecure", "--beams", "--max-rows", "--threads", "--graph-mb"),
+        *("--http-workers", "--refresh", "--grace", "--log-format"),
+    ),
 )
 def serve(
     slo_ms: Annotated[

@@ -57,13 +57,13 @@ class TableOptions:
     ] = None
     time_unit: Annotated[
         TimeUnit | None,
-        option("--time-unit", "The unit of times that are given as numbers.", TABLES, default="s", metavar="s|ms|us|ns"),
+        option("--time-unit", "The unit of times that are written as numbers.", TABLES, default="s", metavar="s|ms|us|ns"),
     ] = None
     order: Annotated[
         Order | None,
         option(
             "--order",
-            "The order of interactions: by time, or that of the file, which needs no times.",
+            "The order of interactions: by time (time), or as in the file (file), which needs no times.",
             TABLES,
             default="time",
             metavar="NAME",
@@ -73,7 +73,7 @@ class TableOptions:
         SplitBy | None,
         option(
             "--split",
-            "What is held out for evaluation: the last items of each user, or what came after a cut in time.",
+            "The interactions held out for evaluation: the last items of each user (user), or all after a cut in time (time).",
             TABLES,
             default="user",
             metavar="user|time",
@@ -121,24 +121,28 @@ class VectorOptions:
     """The options of the items' vectors, and of the codes that these get."""
 
     text: Annotated[
-        str, option("--text", "How the text of items becomes vectors: tfidf, none, or the name of a sentence model.", VECTORS)
+        str,
+        option("--text", "The way the text of items becomes vectors: tfidf, none, or the name of a sentence model.", VECTORS),
     ] = "tfidf"
-    no_behaviour: Annotated[bool, option("--no-behaviour", "Do not use which items occur together.", VECTORS)] = False
+    no_behaviour: Annotated[
+        bool, option("--no-behaviour", "Ignore which items occur together in the interactions.", VECTORS)
+    ] = False
     vectors: Annotated[
         Path | None,
         option("--vectors", "A file of your own item vectors (.npy, .parquet), in place of text and behaviour.", VECTORS),
     ] = None
-    method: Annotated[Method, option("--quantiser", "How vectors become codes: kmeans or rqvae.", VECTORS, metavar="NAME")] = (
-        "kmeans"
-    )
+    method: Annotated[
+        Method, option("--quantiser", "The method that turns vectors into codes: kmeans or rqvae.", VECTORS, metavar="NAME")
+    ] = "kmeans"
     codebooks: Annotated[
-        str | None, option("--codebooks", "The number of codes of each level.", VECTORS, default="by the items")
+        str | None,
+        option("--codebooks", "The number of codes of each level.", VECTORS, default="chosen by the number of items"),
     ] = None
     collision_strategy: Annotated[
         CollisionStrategy | None,
         option(
             "--collision-strategy",
-            "How items with the same codes are told apart: spread, level, free, hungarian, sinkhorn or none.",
+            "The way items with the same codes are told apart: spread, level, free, hungarian, sinkhorn or none.",
             VECTORS,
             default="spread; level if --codebooks",
             metavar="NAME",

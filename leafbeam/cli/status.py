@@ -74,17 +74,17 @@ def _server() -> str | None:
         return None
     try:
         with client.Client(_URL, key=os.environ.get(KEY), retries=client.Retries(deadline_s=1.0, attempts=1)) as server:
-            found = server.get_readiness()
+            readiness = server.get_readiness()
     except LeafbeamError:
         return None
-    state = counted(found.num_items, "item") if found.ready else f"not ready: {found.reason}"
+    state = counted(readiness.num_items, "item") if readiness.ready else f"not ready: {readiness.reason}"
     return f"A server answers at {_URL} ({state})"
 
 
 def top(
     url: Annotated[str, option("--url", "The server's address; its key is read from LEAFBEAM_KEY.")] = "http://127.0.0.1:8000",
     interval: Annotated[float, option("--interval", "The number of seconds between two readings of /metrics.")] = 1.0,
-    once: Annotated[bool, option("--once", "Print the figures of one interval, and end.")] = False,
+    once: Annotated[bool, option("--once", "Print the figures of one interval, and stop.")] = False,
 ) -> None:
     """Watch a server: requests a second, latency, batches, refusals, the catalog's version and changes. Ctrl-C ends it."""
     require("`leafbeam top`", "httpx", "msgspec", "prometheus_client", extra="client")
@@ -128,7 +128,7 @@ def view(url: str, rates: "Rates") -> Group:
         "failures/s": f"{rates.failures_per_s:,.1f}",
         "refusals/s": f"{sum(rates.refusals_per_s.values()):,.1f}",
     }
-    ranked = sorted(rates.refusals_per_s.items(), key=lambda one: (-one[1], one[0]))
+    ranked = sorted(rates.refusals_per_s.items(), key=lambda refusal: (-refusal[1], refusal[0]))
     rows |= {f"  {reason}": f"{rate:,.1f}" for reason, rate in ranked[:_MAX_REFUSALS]}
     rows |= {
         "items": f"{now.value('index_items'):,.0f}",

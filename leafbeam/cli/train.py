@@ -64,7 +64,9 @@ class ModelOptions:
 
     size: Annotated[
         PresetName,
-        option("--preset", "The size of the model, with training that suits it: tiny, small or base.", metavar="NAME"),
+        option(
+            "--preset", "The size of the model, and the training settings for this size: tiny, small or base.", metavar="NAME"
+        ),
     ] = "small"
     architecture: Annotated[
         Shape | None,
@@ -231,7 +233,7 @@ def _fit_model(
     if shown.latest is None:
         console.print(
             f"Nothing was left to train: the checkpoint had used up {recipe.budget}, or its recall no longer rose. "
-            "A larger --minutes, --epochs or --steps continues the former."
+            "To continue, pass a larger --minutes, --epochs or --steps."
         )
     else:
         figures = shown.figures() | {"fit_on": fit_on, "parameters": sum(weight.numel() for weight in model.parameters())}
@@ -316,7 +318,7 @@ def _save(memory: "ItemMemory", paths: RunDirectory, began: float) -> None:
     memory.save(paths.memory)
     if (aside := set_log_aside(paths.memory)) is not None:
         stdout().print(
-            f"{aside} has the interactions that a server has counted: the new memory counts those of the run's log alone."
+            f"{aside} has the interactions that a server has counted: the new memory counts only those of the run's log."
         )
     done(stdout(), f"{paths.memory}: the transitions and texts of {counted(len(memory), 'item')}", since=began)
 

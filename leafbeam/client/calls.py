@@ -52,10 +52,11 @@ JSON_LINES = "application/x-ndjson"
 Scoring = Literal["full", "allowed", "vocabulary"]
 Channel = Literal["model", "memory", "fused"]
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(Generic[T]):
+class Call(Generic[AnswerT]):
     """A request, and the way to read its answer.
 
     Args:
@@ -72,7 +73,7 @@ class Call(Generic[T]):
 
     method: str
     target: str
-    answer: type[T]
+    answer: type[AnswerT]
     body: bytes | None = field(default=None, repr=False)
     content_type: str = "application/json"
     key: str | None = None
@@ -274,7 +275,7 @@ def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleA
     Args:
         name: The name of the rule.
         where: An SQL predicate over the columns.
-        refresh: How often the rule is evaluated again, such as "60s".
+        refresh: The interval at which the rule is evaluated again, such as "60s".
     """
     return _call("put_rule", RuleAnswer, {"name": name}, body=_encode(RuleBody(where=where, refresh=refresh)))
 
@@ -304,7 +305,7 @@ def put_boost(name: str, expression: str, *, refresh: str | None = None) -> Call
     Args:
         name: The name of the boost.
         expression: An SQL expression over the columns that yields a number for each item.
-        refresh: How often the boost is evaluated again, such as "1h".
+        refresh: The interval at which the boost is evaluated again, such as "1h".
     """
     return _call("put_boost", BoostAnswer, {"name": name}, body=_encode(BoostBody(expression=expression, refresh=refresh)))
 
@@ -408,8 +409,8 @@ def _without_defaults(body: RecommendBody) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value != getattr(plain, name)}
 
 
-def _encode(value: object, place: str = "the request") -> bytes:
+def _encode(value: object, what: str = "the request") -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ArgumentError(f"{place} holds what JSON does not have: {error}") from None
+        raise ArgumentError(f"{what} holds what JSON does not have: {error}") from None

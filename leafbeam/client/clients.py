@@ -55,9 +55,9 @@ class _Method(Generic[P, T]):
     def __get__(self, client: "AsyncClient", kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     @overload
-    def __get__(self, client: None, kind: type) -> Callable[..., Any]: ...
+    def __get__(self, client: None, kind: type) -> Callable[..., object]: ...
 
-    def __get__(self, client: "Client | AsyncClient | None", kind: type) -> Callable[..., Any]:
+    def __get__(self, client: "Client | AsyncClient | None", kind: type) -> Callable[..., object]:
         method = self._wait_async if issubclass(kind, AsyncClient) else self._wait
         return method if client is None else MethodType(method, client)
 

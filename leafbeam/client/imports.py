@@ -88,5 +88,5 @@ def _moved(error: ServerError, chunk: _Chunk, key: str) -> ServerError:
     fields["lines"] = {chunk.first + number: problem for number, problem in error.lines.items()}
     what = str(BatchError(fields["lines"], len(chunk.lines))) if error.lines else str(error)
     last = chunk.first + len(chunk.lines)
-    place = f"items {chunk.first + 1:,} to {last:,} of the import with key={key!r} (those before are in place)"
-    return type(error)(f"{place}: {what}", **fields)
+    items = f"items {chunk.first + 1:,} to {last:,} of the import with key={key!r} (those before have been imported)"
+    return type(error)(f"{items}: {what}", **fields)

@@ -37,12 +37,12 @@ class Reading:
 
     def series(self, name: str, label: str = "", **labels: str) -> dict[str, float]:
         """Add up the series of a metric that have these labels, and return the sums by one label ("" for series without it)."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for have, value in self.samples.get(f"leafbeam_{name}", {}).items():
             if have >= labels.items():
                 key = dict(have).get(label, "")
-                found[key] = found.get(key, 0.0) + value
-        return found
+                values[key] = values.get(key, 0.0) + value
+        return values
 
     def value(self, name: str) -> float:
         """Return the value of a metric, over all of its labels; 0 if the server has none."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -65,7 +65,7 @@ class Retries:
 class Send:
     """A step that sends the call once, with this request id, within so many seconds. It leads to a Reply or a Fault."""
 
-    call: Call[Any]
+    call: Call[object]
     request_id: str
     timeout_s: float
 
@@ -136,17 +136,17 @@ def _read(call: Call[T], reply: Reply, request_id: str) -> T:
         raise _no_answer(call, fault, request_id, reply.status) from None
 
 
-def _no_answer(call: Call[Any], fault: Fault, request_id: str, status: int | None = None) -> NoAnswerError:
+def _no_answer(call: Call[object], fault: Fault, request_id: str, status: int | None = None) -> NoAnswerError:
     message = f"{_name(call)}: the server {fault.message}"
     if fault.code != "unreachable" and call.method != "GET":
         if call.key is not None:
-            message += f"; whether it made the change is not known: the same call with key={call.key!r} makes it once"
+            message += f"; it is not known whether the change was made: the same call with key={call.key!r} makes it only once"
         elif not call.repeatable:
-            message += "; whether it made the change is not known, so it was not sent again"
+            message += "; it is not known whether the change was made, so it was not sent again"
     return NoAnswerError(message, status=status, code=fault.code, request_id=request_id)
 
 
-def _failure(call: Call[Any], reply: Reply, request_id: str) -> ServerError:
+def _failure(call: Call[object], reply: Reply, request_id: str) -> ServerError:
     """Return the error for a failed answer, which leafbeam or a proxy in front of it has sent."""
     status = reply.status
     kind = _KINDS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
@@ -184,10 +184,10 @@ def _retry_after_s(reply: Reply, detail: Mapping[str, object]) -> float | None:
     return min(float(text[:9]), _MAX_WAIT_S) if text.isdecimal() and text.isascii() else None
 
 
-def _lines(found: object) -> dict[int, str]:
-    if not isinstance(found, dict):
+def _lines(lines: object) -> dict[int, str]:
+    if not isinstance(lines, dict):
         return {}
-    return {int(number): str(problem) for number, problem in found.items() if number[:9].isdecimal() and number == number[:9]}
+    return {int(number): str(problem) for number, problem in lines.items() if number[:9].isdecimal() and number == number[:9]}
 
 
 def _name(call: Call[object]) -> str:

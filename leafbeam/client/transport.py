@@ -22,7 +22,7 @@ from leafbeam.client.retries import REQUEST_ID, Fault, Outcome, Pause, Reply, Re
 MAX_ANSWER_BYTES = 256 << 20
 T = TypeVar("T")
 HttpT = TypeVar("HttpT")
-Script = Generator[Call[Any], Any, T]  # several calls, of which each waits for the answer to the one before
+Script = Generator[Call[object], Any, T]  # several calls, of which each waits for the answer to the one before
 
 
 class _Transport(Generic[HttpT]):
@@ -172,7 +172,7 @@ class _Answer:
     """An answer while it arrives, within limits of time and size.
 
     Args:
-        send: What was sent.
+        send: The step that was sent.
         url: The address of the server.
         prefix: The prefix of the ids of this client's requests.
         max_bytes: The largest number of bytes of the body.
@@ -192,7 +192,7 @@ class _Answer:
             # A server that answers twice would have each later request take the answer to the one before.
             self.fault = Fault(code="stale", message="sent the answer to another request")
         elif response.headers.get("content-encoding", "identity") != "identity":
-            self.fault = Fault(code="malformed", message="sent an encoded body, which was not asked for")
+            self.fault = Fault(code="malformed", message="sent a compressed body, although none was asked for")
         # httpx's timeout is one of each read: from here on, of what is left.
         response.request.extensions.get("timeout", {})["read"] = max(self._until - time.monotonic(), 1e-3)
         return self.fault is None
@@ -209,7 +209,7 @@ class _Answer:
 
     def late(self) -> Fault:
         """Return the fault of an answer that took too long."""
-        return Fault(code="late", message=f"gave no whole answer in time ({self._send.timeout_s:.3g} s were left)")
+        return Fault(code="late", message=f"did not send its whole answer in time ({self._send.timeout_s:.3g} s were left)")
 
     def fail(self, error: Exception) -> Outcome:
         """Return the outcome of a request that ended in an error of httpx or ran out of time."""

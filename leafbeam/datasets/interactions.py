@@ -42,7 +42,7 @@ class WeightedGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """Where each moving user draws the next item from.
+    """The distributions from which each moving user draws the next item.
 
     width: 0 the brand's items of a price tier in the category, 1 the price tier, 2 the category, 3 the whole shop.
     """

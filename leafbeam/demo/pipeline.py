@@ -49,7 +49,7 @@ class Demo:
 
     def __post_init__(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 10_000:
-            raise ArgumentError(f"--minutes {self.minutes}: a positive number of minutes")
+            raise ArgumentError(f"--minutes {self.minutes}: expected a number of minutes above 0")
         if self.data is not None and not self.data.is_dir():
             raise DataError(f"there is no directory {self.data}: it should hold interactions.parquet and items.parquet")
 

@@ -147,8 +147,8 @@ def _wait_for_address(child: "subprocess.Popen[bytes]", log: Path, run: Path) ->
     """Return the address that the server prints once it is ready; it chose a free port itself."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and child.poll() is None:
-        if found := ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
-            return found.group()
+        if match := ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
+            return match.group()
         time.sleep(0.1)
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
     code = child.poll()

@@ -74,7 +74,11 @@ def write_rules(path: Path, items: pa.Table) -> tuple[str, ...]:
     lines = "".join(f'{rule.name} = "{rule.predicate}"\n' for rule in rules)
     boosts = "".join(boost for rule in rules if (boost := _boost(rule)))
     head = "# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.\n"
-    head += f"# A boost is a number for each item, which a request adds to scores.\n[boosts]\n{boosts}\n" if boosts else ""
+    head += (
+        f"# A boost is a number for each item, which a request may add to the item's score.\n[boosts]\n{boosts}\n"
+        if boosts
+        else ""
+    )
     path.write_text(f"{head}[rules]\n{lines}", encoding="utf-8")
     return tuple(rule.name for rule in rules)
 
@@ -90,8 +94,8 @@ class SqlChecker:
 
     def rows(self, item_ids: Sequence[object]) -> list[dict[str, object]]:
         """Return the rows of some items, in the given order. Raises KeyError where an item does not exist."""
-        found = {row["item_id"]: row for row in self._select("TRUE", item_ids)}
-        return [found[item_id] for item_id in item_ids]
+        by_id = {row["item_id"]: row for row in self._select("TRUE", item_ids)}
+        return [by_id[item_id] for item_id in item_ids]
 
     def count_violations(self, predicates: Sequence[str], item_ids: Sequence[object]) -> int:
         """Return how many of the items (repeated ones counted each time) violate a predicate or do not exist; NULL violates."""

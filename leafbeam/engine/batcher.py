@@ -200,7 +200,7 @@ class Batcher(Generic[RequestT]):
         return True
 
     def next_batch(self, now: float, *, ending: bool = False) -> tuple[Batch[RequestT] | None, list[RequestT]]:
-        """(the next batch if one is closed, expired requests): both leave the queue. ending: close without delay."""
+        """Return (the next batch if one is closed, expired requests); both leave the queue. ending: close without delay."""
         expired = self.drop_expired(now)
         for group in sorted(self._groups.values(), key=lambda group: group[0].order):
             if closed := self._closed(group, now, ending):
@@ -262,7 +262,7 @@ class Batcher(Generic[RequestT]):
         return min(entries[0].latest, together) if len(entries) > 1 else entries[0].latest
 
     def _fill(self, group: list[QueueEntry[RequestT]], now: float) -> tuple[list[QueueEntry[RequestT]], BatchSize, bool]:
-        """(the batch led by the request with the least slack, its size, whether it is full)."""
+        """Return (the batch led by the request with the least slack, its size, whether it is full)."""
         first = group[0].size
         size = BatchSize.of(1, first.tokens, first.num_beams)
         entries, due, full = [group[0]], first.deadline, False
@@ -282,7 +282,7 @@ class Batcher(Generic[RequestT]):
         return entries, size, full or not self.capacity.holds(size.with_request(1, first.num_beams))
 
     def _seconds_ahead(self, order: tuple[float, float] | None) -> float:
-        """Seconds of one worker for the queued requests before `order`, or for all of them."""
+        """Return the seconds of one worker for the queued requests before `order`, or for all of them."""
         seconds = 0.0
         for key, group in self._groups.items():
             requests = len(group) if order is None else bisect_left(group, order, key=_order)
@@ -296,7 +296,7 @@ class Batcher(Generic[RequestT]):
         return seconds
 
     def _split(self, requests: int, tokens: int, num_beams: int) -> tuple[float, float]:
-        """(batches, seconds of each) for requests of equal size; a last batch that is not full counts in part."""
+        """Return (batches, seconds of each) for requests of equal size; a last batch that is not full counts in part."""
 
         def seconds(requests: int) -> float:
             return self._p95(BatchSize.of(requests, tokens, num_beams))

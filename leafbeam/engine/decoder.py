@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from leafbeam.ops.backend import LatestBindings
 from leafbeam.ops.constrain import Boosts
 
 Prompts = tuple[NDArray[np.int64], NDArray[np.int64]]
+Answer = TypeVar("Answer")
 _LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smaller one takes longer than multiplying all
 
 
@@ -181,8 +182,8 @@ class Decoder:
         on_cpu = device.type == "cpu"
         suffix_fn = getattr(rounds, "suffix_fn", None) if on_cpu else None
         more_fn = getattr(rounds, "more_fn", None) if on_cpu else None
-        least = 1 if replayed is None else replayed.num_beams
-        search, options = self._new_search(requests, max(num_items), least, has_spares=more_fn is not None)
+        min_beams = 1 if replayed is None else replayed.num_beams
+        search, widths_BL = self._new_search(requests, max(num_items), min_beams, has_spares=more_fn is not None)
         return search.run(
             timer.rounds(rounds.step_fn),
             batch_size=len(requests),
@@ -196,13 +197,13 @@ class Decoder:
             num_items=num_items,
             first=None if replayed is None else replayed.result,
             on_pass=batch.report,
-            **options,
+            widths=widths_BL,
         )
 
     def _start(self, batch: "_Batch") -> ModelRounds:
         """Run the prompts."""
         first, device = batch.requests[0], self._model.device
-        buffers: dict[str, Any] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
+        buffers: dict[str, object] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
         if self._heads_for(first) is not None:
             buffers["hidden"] = True
         if first.request.scoring == "vocabulary":
@@ -212,11 +213,11 @@ class Decoder:
             return start(*(torch.from_numpy(array).to(device) for array in batch.prompts), **buffers)
 
     def _new_search(
-        self, requests: Sequence[PendingRequest], num_items: int, least: int, *, has_spares: bool
-    ) -> tuple[BeamSearch, dict[str, Any]]:
-        """Return the search of a batch, and the options by which its first pass suits each request.
+        self, requests: Sequence[PendingRequest], num_items: int, min_beams: int, *, has_spares: bool
+    ) -> tuple[BeamSearch, NDArray[np.int64] | None]:
+        """Return the search of a batch, and the widths by which its first pass suits each request.
 
-        least: the beams that the first pass of a proof has at least.
+        min_beams: the beams that the first pass of a proof has at least.
         """
         first = requests[0]
         scoring, bindings = first.request.scoring, self._bindings.of(first.version)
@@ -224,10 +225,10 @@ class Decoder:
         if first.kind is None:
             # With boosts the items of a leaf may score less than it does: as many leaves as beams are ranked, as by a graph.
             leaves = max(num_items, first.size.num_beams) if first.request.boosts else num_items
-            return BeamSearch(bindings, num_beams=[*widths_BL[0].tolist(), leaves], scoring=scoring), {}
+            return BeamSearch(bindings, num_beams=[*widths_BL[0].tolist(), leaves], scoring=scoring), None
         search = BeamSearch(bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows)
         # Without spare prefixes, the lowest one that runs shows that the others are not needed.
-        return search, {"widths": np.maximum(widths_BL if has_spares else widths_BL + 1, least)}
+        return search, np.maximum(widths_BL if has_spares else widths_BL + 1, min_beams)
 
     def _heads_for(self, pending: PendingRequest) -> list[torch.Tensor] | None:
         """Return the levels' heads, which the search multiplies for legal codes alone; None if all codes are cheaper."""
@@ -282,10 +283,10 @@ class _Timer:
         yield
         self._prefill_s += self._clock() - before
 
-    def rounds(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def rounds(self, forward: Callable[..., Answer]) -> Callable[..., Answer]:
         """Count the seconds of a function's calls as those of rounds. The calls raise BatchAbandoned."""
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: object) -> Answer:
             if all(pending.is_done for pending in self._requests):
                 raise BatchAbandoned
             before = self._clock()
@@ -309,14 +310,15 @@ class _Timer:
         )
 
 
-def _of_waiting(requests: Sequence[PendingRequest], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _of_waiting(requests: Sequence[PendingRequest], arguments: tuple[object, ...]) -> tuple[object, ...]:
     """Return codes and parents, on a CPU with copies of one row in place of the beams of requests that are done."""
     done = [row for row, pending in enumerate(requests) if pending.is_done]
-    if not done or not isinstance(arguments[0], torch.Tensor) or arguments[0].device.type != "cpu":
+    codes, parents, *others = arguments
+    if not done or not isinstance(codes, torch.Tensor) or not isinstance(parents, torch.Tensor) or codes.device.type != "cpu":
         return arguments
-    codes, parents = arguments[0].clone(), arguments[1].clone()  # they are the search's
+    codes, parents = codes.clone(), parents.clone()  # they are the search's
     codes[done] = parents[done] = 0
-    return codes, parents, *arguments[2:]
+    return codes, parents, *others
 
 
 def is_device_lost(error: BaseException) -> bool:

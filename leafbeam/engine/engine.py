@@ -305,7 +305,8 @@ class Engine:
     def _log_slow(self, batch: SlowBatch) -> None:
         self.counts.add("batch_faults", "slow")
         log.warning(
-            "a batch of %d requests took %.0f ms, the median is %.1f ms: %.0f ms on a core, preempted %d times, waited %d",
+            "a batch of %d requests took %.0f ms, the median is %.1f ms: %.0f ms on a core, preempted %d times, waited %d "
+            "times",
             batch.size.requests,
             1e3 * batch.seconds,
             1e3 * batch.median_s,

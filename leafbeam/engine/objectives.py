@@ -23,7 +23,7 @@ _SumKey = tuple[tuple[int, ...], tuple[float, ...]]  # the ids of the columns, a
 
 
 class Rules(Protocol):
-    """What a rule set knows of boosts and groups."""
+    """The boosts and groups of a rule set."""
 
     @property
     def version(self) -> Version: ...
@@ -37,10 +37,10 @@ class Rules(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Objectives:
-    """What a request wants beside its rules.
+    """The boost, caps and quotas of a request.
 
     Args:
-        boost: What is added to the score of each item.
+        boost: The number that is added to the score of each item.
         policy: The caps and quotas of the list.
         quotas: The names of the quotas, in the order of the policy.
     """
@@ -100,17 +100,17 @@ class ObjectivesReader:
         """Return the weighted sum of columns of one segment, which outlives the versions of a live index."""
         key = tuple(map(id, columns)), weights
         with self._lock:
-            found = self._sums.get(key)
-            if found is not None:
+            known = self._sums.get(key)
+            if known is not None:
                 self._sums.move_to_end(key)
-        if found is None:  # two threads may both make it; they make the same
+        if known is None:  # two threads may both make it; they make the same
             scaled = [column.scaled(weight) for column, weight in zip(columns, weights, strict=True)]
-            found = columns, functools.reduce(ItemColumn.plus, scaled)  # the columns are kept, so that their ids stay theirs
+            known = columns, functools.reduce(ItemColumn.plus, scaled)  # the columns are kept, so that their ids stay theirs
             with self._lock:
-                self._sums[key] = found
+                self._sums[key] = known
                 while len(self._sums) > _KEPT:
                     self._sums.popitem(last=False)
-        return found[1]
+        return known[1]
 
 
 def _items_of(rules: Rules, name: str) -> Filter:

@@ -106,8 +106,8 @@ class RequestPreparer:
         if kind is None:
             return (self.num_beams(request),) * num_levels
         needed = self._widths.of(kind) or (kind.guess,) * num_levels
-        most = (min(self._settings.max_rows, max(1, version.num_nodes(level))) for level in range(num_levels))
-        return tuple(map(min, needed, most))
+        limits = (min(self._settings.max_rows, max(1, version.num_nodes(level))) for level in range(num_levels))
+        return tuple(map(min, needed, limits))
 
     def size(
         self,
@@ -232,6 +232,6 @@ def _lookup(
     possible = [item for item in ids if is_possible(item, max_bytes)]
     segment_n, row_n = version.locate(possible, deleted=deleted)  # type: ignore[arg-type]
     found_n = segment_n >= 0
-    known = [item for item, found in zip(possible, found_n.tolist(), strict=True) if found]
+    known = [item for item, is_known in zip(possible, found_n.tolist(), strict=True) if is_known]
     of_known = set(known)
     return known, segment_n[found_n], row_n[found_n], tuple(item for item in ids if item not in of_known)

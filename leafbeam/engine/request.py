@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ class Request:
 
     Args:
         history: Item ids, oldest first. Ids that the index does not have are left out and reported.
-        user: The user of the history, for models with user tokens; `read_user` of the answer says if the model read it.
-        num_items: The most items to return; fewer come back if the rules allow fewer.
+        user: The user of the history, for models with user tokens. `read_user` of the answer says whether the model read it.
+        num_items: The largest number of items to return. If the rules allow fewer items, fewer are returned.
         rules: Names of rules of the catalog. Every item returned is allowed by all of them.
         deny_item_ids: Items that must not be returned, on top of the rules.
         num_beams: A fixed number of beams. It is raised to `num_items` if it is smaller, because a beam finds one item.
@@ -40,17 +40,18 @@ class Request:
             `vocabulary`: over all tokens of the model, as in `generate` of transformers, which takes longer.
         filter: An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the
             precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.
-        channel: Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if
-            the server has an item memory, else `model`.
+        channel: The source of the ranking: `model` is the search, `memory` the item memory without a search, `fused` both.
+            Default: `fused` if the server has an item memory, else `model`.
         deadline_s: The number of seconds from submission within which an answer is useful. Default: the engine's. A request
             that cannot meet its deadline is rejected, as early as that is clear.
         boosts: The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the
             weighted sum of its boosts.
-        at_most: For each column of the catalog, the most items with the same value. Items without a value are not limited.
-        at_least: For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are
-            taken first; the rest of the list is filled best first.
+        at_most: For each column of the catalog, the largest number of items with the same value. Items without a value are not
+            limited.
+        at_least: For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`.
+            Each rule's best items are taken first; the rest of the list is filled best first.
         keep_history: Whether items of the history may be returned too.
-        explain: Whether the answer has `levels`. Such requests form batches of their own, and take longer.
+        explain: Whether the answer has `levels`. Such requests run in batches of their own, and take longer.
 
     Raises:
         RequestError: If a field has the wrong type or an invalid value.
@@ -77,8 +78,9 @@ class Request:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, read(name, value))
-        rules: Any = self.rules
-        names: tuple[Any, ...] = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else (None,)
+        rules = cast("object", self.rules)
+        is_list = isinstance(rules, Iterable) and not isinstance(rules, str)
+        names = tuple(cast("Iterable[object]", rules)) if is_list else (None,)
         if not all(isinstance(name, str) for name in names):
             raise RequestError(f"rules must be a list of rule names, not {short_repr(rules)}")
         object.__setattr__(self, "rules", names)
@@ -106,9 +108,11 @@ class Request:
     def _check_objectives(self) -> None:
         if not self.has_objectives:
             return
-        least = sum(self.at_least.values())
-        if least > self.num_items:
-            raise RequestError(f"at_least asks for {counted(least, 'item')}, and num_items is {self.num_items:,}: raise it")
+        num_required = sum(self.at_least.values())
+        if num_required > self.num_items:
+            raise RequestError(
+                f"at_least asks for {counted(num_required, 'item')}, and num_items is {self.num_items:,}: raise it"
+            )
         if self.has_policy and self.scoring == "allowed":
             raise RequestError(
                 "at_most and at_least need the scoring 'full' or 'vocabulary': with 'allowed' the score of an item depends on "
@@ -174,10 +178,10 @@ class Result:
         codes: The Semantic ID of each item: one code per level.
         scores: If `model` ranked, log probabilities: items that share a SID share a score. Otherwise sums of features, which
             can be compared only within one answer.
-        channel: Who ranked: `model`, `memory` or `fused`.
+        channel: The source of the ranking: `model`, `memory` or `fused`.
         reasons: The largest part of each score, one for each item; empty if `model` ranked. A short answer of `memory` or
             `fused` is filled up with other allowed items: they come last, the most popular first, with the channel `popular`.
-        num_valid: How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`.
+        num_valid: The number of items that are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`.
         empty_rules: If no item is left: the rule, the pair of rules, or the smallest set of rules that together allow no
             item; parts of `filter` are given as text. If the rules alone allow items, `- deny_item_ids` and `- history`,
             which exclude them, are named like rules. Empty if an item is left.
@@ -185,16 +189,16 @@ class Result:
         exact: Whether the items that the model found are proved to be its best allowed ones; `fused` ranks only these. Always
             true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows`
             prefixes of a level.
-        num_exact: How many of the model's first items are proved to be its best allowed ones.
+        num_exact: The number of the model's first items that are proved to be its best allowed ones.
         rows: Rows that the model computed: one for the prompt, and one for each beam of each level.
-        num_history_used: Items of the history that the model saw, deleted ones too until a compaction.
-        num_history_left_out: Items of the history that the answer leaves out; 0 with `keep_history`.
+        num_history_used: The number of items of the history that the model saw, deleted ones too until a compaction.
+        num_history_left_out: The number of items of the history that the answer leaves out; 0 with `keep_history`.
         read_user: Whether the model read the user's token.
         ignored_history: Ids of the history that the index does not have.
         ignored_deny: Ids of `deny_item_ids` that the index does not have.
         index_version: The version of the index that answered.
         rules_generation: 1 at start, one more after each reload of the rules.
-        batch_size: How many requests ran together.
+        batch_size: The number of requests that ran together.
         timings: The seconds of each stage.
         levels: With `explain`: the beams of each level; empty if no search ran. Their scores include the largest boost below
             each beam.
@@ -268,7 +272,7 @@ class PendingRequest:
     channel: Channel = "model"
     history: tuple[ItemId, ...] = ()
     objectives: Objectives = field(default_factory=Objectives)
-    decoders: Sequence[Any] = ()
+    decoders: Sequence[object] = ()
     reads_user: bool = False
     future: "Future[Result]" = field(default_factory=Future)
 
@@ -349,30 +353,29 @@ def _positive(name: str, value: object) -> int:
 
 
 def _weights(name: str, values: object) -> Mapping[str, float]:
-    return _numbers(name, values, "a finite number", lambda value: isinstance(value, int | float) and abs(value) < 1e6)
+    return _numbers(name, values, "a finite number", lambda value: abs(value) < 1e6)
 
 
-def _counts(name: str, values: object) -> Mapping[str, int]:
+def _counts(name: str, values: object) -> Mapping[str, float]:
     return _numbers(name, values, "an integer of at least 1", lambda value: isinstance(value, int) and value >= 1)
 
 
-def _numbers(name: str, values: object, expected: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
+def _numbers(name: str, values: object, expected: str, is_valid: Callable[[float], bool]) -> Mapping[str, float]:
     """Return a mapping of names to numbers. Raises RequestError, which says what was expected of a number."""
     if not isinstance(values, Mapping):
         raise RequestError(f"{name} must map names to numbers, not {short_repr(values)}")
-    given: Mapping[Any, Any] = values
-    found: dict[str, Any] = {}
-    for key, value in given.items():
+    numbers: dict[str, float] = {}
+    for key, value in cast("Mapping[object, object]", values).items():
         number = value.item() if isinstance(value, np.generic) else value
         if not isinstance(key, str):
             raise RequestError(f"{name} must map names, as text, to numbers, not {short_repr(key)}")
-        if isinstance(number, bool) or not is_valid(number):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not is_valid(number):
             raise RequestError(f"{name} of {short_repr(key)} must be {expected}, not {short_repr(value)}")
-        found[key] = number
-    return found
+        numbers[key] = number
+    return numbers
 
 
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+_READERS: Mapping[str, Callable[[str, object], object]] = {
     "history": _item_ids,
     "deny_item_ids": _item_ids,
     "num_items": _positive,

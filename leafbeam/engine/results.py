@@ -86,15 +86,15 @@ class MemoryChannel:
         reasons = memory.reasons(rows_h, rows_f, weights)
         if features_FN is not None and fusion is not None:
             by_model_f = fusion.log_prob * features_FN[2, rows_f] + fusion.found * features_FN[3, rows_f]
-            for place in np.flatnonzero(features_FN[3, rows_f]).tolist():
-                if by_model_f[place] >= reasons[place].score:
-                    reasons[place] = Reason(channel="model", item_id=None, score=float(by_model_f[place]))
-        found = iter(reasons)
+            for row in np.flatnonzero(features_FN[3, rows_f]).tolist():
+                if by_model_f[row] >= reasons[row].score:
+                    reasons[row] = Reason(channel="model", item_id=None, score=float(by_model_f[row]))
+        reasons_of_found = iter(reasons)
         return RankedItems(
             memory.ids_of(chosen.rows_k),
             chosen.scores_k.tolist(),
             [
-                next(found) if is_found else Reason(channel="popular", item_id=None, score=score)
+                next(reasons_of_found) if is_found else Reason(channel="popular", item_id=None, score=score)
                 for is_found, score in zip(chosen.found_k.tolist(), chosen.scores_k.tolist(), strict=True)
             ],
             np.where(chosen.found_k, boost_N[chosen.rows_k], 0).tolist(),
@@ -106,8 +106,8 @@ class MemoryChannel:
     ) -> _Chosen:
         """Return the best rows, and popular ones if fewer than the request wants were found, under its caps and quotas."""
         policy, num_items = pending.objectives.policy, pending.request.num_items
-        most = num_items if policy is None else len(total_N)
-        rows_n = top_rows(total_N, most, minimum=-np.inf)
+        max_rows = num_items if policy is None else len(total_N)
+        rows_n = top_rows(total_N, max_rows, minimum=-np.inf)
         missing = num_items - len(rows_n) if policy is None else _POPULAR * num_items
         rows_m = np.empty(0, np.int64)
         if missing > 0:
@@ -122,8 +122,8 @@ class MemoryChannel:
             return _Chosen(rows_k, scores_k, found_k)
         groups = [bound.values(cap.groups)[rows_k].tolist() for cap in policy.caps]
         members = [bound.allowed(quota.items)[rows_k].tolist() for quota in policy.quotas]
-        places, unmet = pick(policy, groups, members, len(rows_k))
-        return _Chosen(rows_k[places], scores_k[places], found_k[places], unmet)
+        picked, unmet = pick(policy, groups, members, len(rows_k))
+        return _Chosen(rows_k[picked], scores_k[picked], found_k[picked], unmet)
 
     def _bind(self, version: Version) -> BoundMemory:
         """Return the binding to a version; that of the latest version is kept."""

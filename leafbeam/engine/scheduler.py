@@ -296,7 +296,7 @@ class Scheduler:
             allowed_s, own_s = size.deadline - size.arrived, self._latency.p95(BatchSize.of(1, size.tokens, size.num_beams))
             takes = f"a batch takes about {1e3 * own_s:,.3g} ms" if own_s else "a batch takes longer"
             why = f"{takes}: allow more" if is_alone else "the server has more requests than it can answer"
-            message = f"not started within its deadline of {allowed_s:g} s: {why}"
+            message = f"the request was not started within its deadline of {allowed_s:g} s: {why}"
             self._fail([pending], "late", lambda message=message: OverloadedError(message, reason="late"))
 
     def _fail(self, requests: Iterable[PendingRequest], reason: str, error: Callable[[], Exception]) -> None:

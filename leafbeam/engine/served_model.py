@@ -31,7 +31,7 @@ log = logging.getLogger("leafbeam.engine")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineParts:
-    """What all models of an engine share.
+    """The parts that all models of an engine share.
 
     Args:
         index: The catalog, or the version of an index without rules.
@@ -64,7 +64,7 @@ class ServedModel:
 
     Args:
         model: The model.
-        parts: What it shares with the engine's other models.
+        parts: The parts that it shares with the engine's other models.
 
     Raises:
         CheckpointError: If the model's codebooks are not those of the index.
@@ -144,10 +144,10 @@ class ServedModel:
 
     def tune(self) -> None:
         """Choose the number of threads, and measure the products that no batch has needed so far."""
-        most, times = self._most_threads, None
-        if self._settings.threads is None and most > 1 and self.model.device.type == "cpu":
-            times = choose_threads(self.preparer, self._settings, self.offline_decoder, most, self._clock)
-        threads = times.count if times else self._settings.threads or most
+        max_threads, times = self._most_threads, None
+        if self._settings.threads is None and max_threads > 1 and self.model.device.type == "cpu":
+            times = choose_threads(self.preparer, self._settings, self.offline_decoder, max_threads, self._clock)
+        threads = times.count if times else self._settings.threads or max_threads
         self.tuning = replace(self.tuning, threads=threads, thread_times=times)
         self._tune_products()
         return_freed_memory()  # of the products that were not chosen

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from leafbeam.engine.batcher import Capacity
 from leafbeam.errors import ArgumentError, RequestError, check_choice, check_whole, counted, short_repr
@@ -100,9 +100,9 @@ class Settings:
             if is_integer and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"{field.name} must be an integer of at least {0 if may_be_0 else 1}, not {value!r}")
             if field.type is float and not (isinstance(value, int | float) and 0 < value < math.inf):
-                least = "0 or more seconds" if may_be_0 else "a number of seconds above 0"
-                raise ArgumentError(f"{field.name} must be {least}, not {value!r}")
-        slo_s: Any = self.slo_s
+                bound = "0 or more seconds" if may_be_0 else "a number of seconds above 0"
+                raise ArgumentError(f"{field.name} must be {bound}, not {value!r}")
+        slo_s = cast("object", self.slo_s)
         if slo_s is not None and not (isinstance(slo_s, int | float) and 0 < slo_s < math.inf):
             raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")
         if self.attention_costs is not None and self.graphs is False:

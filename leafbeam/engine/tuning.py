@@ -151,7 +151,7 @@ def _seconds(batch: Callable[[], object], counts: Sequence[int], clock: Callable
                 times[count].append(max(clock() - started, 1e-9))
         if clock() - begun >= _MAX_RUNS_S * len(counts):
             break
-    return {count: statistics.median(found[1:] or found) for count, found in times.items()}
+    return {count: statistics.median(seconds[1:] or seconds) for count, seconds in times.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,12 +181,12 @@ class Tuning:
     def lines(self) -> dict[str, str]:
         """Return each choice in words, with what was measured for it, by its name."""
         report = self.precision_report
-        found = {"precision": self.precision if report is None else f"{self.precision}; {report.precision} is {report}"}
+        lines = {"precision": self.precision if report is None else f"{self.precision}; {report.precision} is {report}"}
         if self.threads is not None:
-            found["threads"] = str(self.threads if self.thread_times is None else self.thread_times)
+            lines["threads"] = str(self.threads if self.thread_times is None else self.thread_times)
         if self.products is not None:
-            found["products"] = str(self.products)
-        return found
+            lines["products"] = str(self.products)
+        return lines
 
     def __str__(self) -> str:
         return "; ".join(f"{name}: {words}" for name, words in self.lines().items())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_device_lost, is_out_of_memory
@@ -206,7 +207,7 @@ class Worker(threading.Thread):
                 self._fail(batch, error)
                 continue
             self._counts.add("batch_faults", "split")
-            log.warning("a batch of %d requests is run again in parts: %s", len(batch), error)
+            log.warning("a batch of %d requests failed and is run again in parts: %s", len(batch), error)
             for part in parts:
                 waiting = [pending for pending in part if not pending.is_done]
                 if (error := self._try(waiting)) is not None:
@@ -232,7 +233,7 @@ class Worker(threading.Thread):
         """Run one batch; an error is returned without its traceback, which would keep memory alive."""
         if not requests:
             return None
-        decoder: Decoder = requests[0].decoders[self._number]
+        decoder = cast("Decoder", requests[0].decoders[self._number])
         try:
             self._output = decoder.run(requests, partial(self._deliver, requests))
             self._deliver(requests, self._output)

@@ -29,7 +29,7 @@ class ItemChange:
     """An item to put (with all its columns), to patch (with some of them) or to delete.
 
     Attributes:
-        operation: What to do.
+        operation: The kind of the change.
         row: `item_id` and, unless it is deleted, perhaps `codes` or `vector`, and attributes.
         place: The position in the source, such as "partition 0, offset 17".
     """
@@ -45,7 +45,7 @@ class Batch:
 
     Attributes:
         changes: The changes, in order.
-        bad: What is wrong with changes that cannot be read, by their positions in the source.
+        bad: The problems of changes that cannot be read, by their positions in the source.
         key: The same each time that the feed returns this batch, also after a crash.
         end: Where the next batch begins.
         position: The place in the whole source up to which changes are made once this batch is. A feed that is opened with it
@@ -113,42 +113,42 @@ class SourceColumns:
 
     def __post_init__(self) -> None:
         if self.names is not None and self.item_id in self.names:
-            raise ArgumentError(f"column {self.item_id!r} is that of the ids: leave it out of the others")
+            raise ArgumentError(f"column {self.item_id!r} holds the ids: leave it out of the other columns")
 
     @property
     def all_names(self) -> list[str] | None:
         """Return the columns to read; None for all."""
         return None if self.names is None else [self.item_id, *self.names]
 
-    def id_of(self, found: Mapping[str, object]) -> int | str:
+    def id_of(self, fields: Mapping[str, object]) -> int | str:
         """Return the id in a row of the source.
 
         Raises:
             DataError: If there is none, or it is invalid.
         """
-        item_id = found.get(self.item_id)
+        item_id = fields.get(self.item_id)
         if not is_id(item_id):
-            names = ", ".join(list(map(short_repr, found))[:20]) or "none"
+            names = ", ".join(list(map(short_repr, fields))[:20]) or "none"
             what = (
                 f"it has no {self.item_id!r}; its columns: {names}" if item_id is None else f"its id is {short_repr(item_id)}"
             )
             raise DataError(f"{what}: expected a whole number or text as item id")
         return item_id
 
-    def row(self, found: Mapping[str, object], *, partial: bool = False) -> dict[str, object]:
+    def row(self, fields: Mapping[str, object], *, partial: bool = False) -> dict[str, object]:
         """Return a row of the source as an item; with `partial`, columns may be missing.
 
         Raises:
             DataError: If the id is invalid or a column is missing.
         """
-        item_id = self.id_of(found)
-        names = [name for name in found if name != self.item_id] if self.names is None else self.names
-        missing = next((name for name in names if name not in found), None)
+        item_id = self.id_of(fields)
+        names = [name for name in fields if name != self.item_id] if self.names is None else self.names
+        missing = next((name for name in names if name not in fields), None)
         if missing is not None and not partial:
-            raise DataError(f"it has no column {missing!r}; its columns: {', '.join(list(map(short_repr, found))[:20])}")
+            raise DataError(f"it has no column {missing!r}; its columns: {', '.join(list(map(short_repr, fields))[:20])}")
         if "item_id" in names:
             raise DataError(f"its ids are in {self.item_id!r}, but it has a column 'item_id' too: name the columns to take")
-        return {"item_id": item_id, **{name: found[name] for name in names if name in found}}
+        return {"item_id": item_id, **{name: fields[name] for name in names if name in fields}}
 
 
 def check_max_changes(max_changes: int) -> None:

@@ -44,29 +44,29 @@ def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tu
     if not isinstance(after, Mapping):
         raise DataError(f"its row after is {short_repr(after)}: expected an object")
     kinds = _kinds_of(schema)
-    found = {
+    row = {
         str(name): _converted(str(name), content, kinds.get(str(name)))
         for name, content in after.items()
         if content not in (_UNAVAILABLE, _UNAVAILABLE_BYTES)
     }
-    is_whole = len(found) == len(after) or (columns.names is not None and set(columns.names) <= found.keys())
-    return ("put" if is_whole else "patch"), columns.row(found, partial=not is_whole)
+    is_whole = len(row) == len(after) or (columns.names is not None and set(columns.names) <= row.keys())
+    return ("put" if is_whole else "patch"), columns.row(row, partial=not is_whole)
 
 
 def _payload_of(content: bytes, what: str) -> tuple[Json | None, Json]:
     """Return (schema or None, payload) of a message's part, which may be the payload alone."""
     try:
-        found = msgspec.json.decode(content)
+        payload = msgspec.json.decode(content)
         check_keys(content, 0)
     except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
         raise DataError(f"its {what} cannot be read as JSON: {str(error)[:160]}") from None
-    if isinstance(found, Mapping) and set(found) == {"schema", "payload"}:
-        schema, found = found["schema"], found["payload"]
+    if isinstance(payload, Mapping) and set(payload) == {"schema", "payload"}:
+        schema, payload = payload["schema"], payload["payload"]
     else:
         schema = None
-    if not isinstance(found, Mapping):
-        raise DataError(f"its {what} is {short_repr(found)}: expected an object with op, before and after")
-    return schema, found
+    if not isinstance(payload, Mapping):
+        raise DataError(f"its {what} is {short_repr(payload)}: expected an object with op, before and after")
+    return schema, payload
 
 
 def _kinds_of(schema: Json | None) -> dict[str, tuple[str, Json]]:
@@ -76,7 +76,9 @@ def _kinds_of(schema: Json | None) -> dict[str, tuple[str, Json]]:
     try:
         rows = [part["fields"] for part in schema["fields"] if part["field"] == "after"]
         fields = rows[0] if rows else ()
-        return {one["field"]: (one["name"], one.get("parameters") or {}) for one in fields if one.get("name") is not None}
+        return {
+            field["field"]: (field["name"], field.get("parameters") or {}) for field in fields if field.get("name") is not None
+        }
     except _ERRORS as error:
         raise DataError(f"its schema cannot be read ({type(error).__name__}: {str(error)[:100]})") from None
 

@@ -63,5 +63,5 @@ class DeltaSource:
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise FeedError(
                 f"{self.name}: {what} cannot be read ({str(error).strip()[:300]}). If the version that was followed last is "
-                "gone (vacuum), remove the file of the position: all rows are put again"
+                "gone (vacuum), remove the position file; then all rows are put again"
             ) from error

@@ -130,14 +130,14 @@ def make(name: str, batch: Batch, target: Target, done: Followed, *, skip_bad: b
 def _skip(name: str, bad: Mapping[str, str], done: Followed, *, skip_bad: bool) -> Followed:
     """Count bad changes, or raise FeedError for them."""
     if bad and not skip_bad:
-        shown = "; ".join(f"{place}: {problem}" for place, problem in list(bad.items())[:3])
+        shown = "; ".join(f"{where}: {problem}" for where, problem in list(bad.items())[:3])
         more = f"; and {len(bad) - 3:,} more" if len(bad) > 3 else ""
         raise FeedError(
-            f"{name}: {len(bad):,} of its changes cannot be made, so the batch is not committed: {shown}{more}. Correct the "
+            f"{name}: {len(bad):,} of its changes cannot be applied, so the batch is not committed: {shown}{more}. Correct the "
             "source or the columns to take, or skip bad changes (--skip-bad), which counts them"
         )
-    for place, problem in bad.items():
-        log.warning("%s: skipped %s: %s", name, place, problem)
+    for where, problem in bad.items():
+        log.warning("%s: skipped %s: %s", name, where, problem)
     return structs.replace(done, skipped=done.skipped + len(bad))
 
 

@@ -46,8 +46,8 @@ class IcebergSource:
         """Return the rows of a version (see VersionedTable)."""
         if self._table.snapshot_by_id(version) is None:
             raise FeedError(
-                f"{self.name}: snapshot {version}, which was followed last, is gone (expired): remove the position's file, "
-                "and all rows are put again"
+                f"{self.name}: snapshot {version}, which was followed last, is gone (expired): remove the position "
+                "file; then all rows are put again"
             )
         fields = ("*",) if columns is None else tuple(columns)
         scan = self._table.scan(snapshot_id=version, selected_fields=fields)

@@ -1,5 +1,6 @@
 """KafkaFeed: the changes of a table that Debezium writes to a Kafka topic."""
 
+import itertools
 import json
 import time
 from collections import deque
@@ -21,7 +22,8 @@ T = TypeVar("T")
 class KafkaFeed:
     """The messages of a topic, each a change in Debezium's envelope (JSON), which this process alone reads.
 
-    A batch is of one partition. The offset's metadata holds the end and the key of the unfinished batch until it is committed.
+    With a consumer group, a batch is of one partition: the offset's metadata holds the end and the key of the unfinished batch
+    until it is committed. Where the catalog keeps the position, a batch is of all partitions with messages.
 
     Args:
         servers: The brokers, such as "localhost:9092,other:9092".
@@ -68,8 +70,8 @@ class KafkaFeed:
         self._ended: set[int] = set()  # partitions of which nothing is left
         self._positions: dict[int, int] = {}  # where the next batch of each partition begins
         self._polled_at = 0.0
-        self._made_until: dict[int, float] = {}  # when the newest change that was made came into a partition
-        self._read_until = 0.0  # the same of the batch that is under way
+        self._made_until: dict[int, float] = {}  # the time before which nothing is missing from a partition
+        self._read_until: dict[int, float] = {}  # the same of the batch that is under way
         try:
             self._positions = self._open() if self._kept is None else self._open_at(self._kept)
             self._listed = time.monotonic()
@@ -86,9 +88,9 @@ class KafkaFeed:
     def complete_until(self) -> float | None:
         """Return the time before which no change is missing (see CatalogFeed)."""
         done = self._ended - self._waiting.keys()
-        found = [self._polled_at if one in done else self._made_until.get(one) for one in self._positions]
-        known = [at for at in found if at is not None]
-        return min(known) if known and len(known) == len(found) else None
+        times = [self._polled_at if partition in done else self._made_until.get(partition) for partition in self._positions]
+        known = [at for at in times if at is not None]
+        return min(known) if known and len(known) == len(times) else None
 
     @property
     def is_at_end(self) -> bool:
@@ -107,19 +109,25 @@ class KafkaFeed:
             if not self._waiting and (left <= 0 or self.is_at_end):
                 self._add_partitions()
                 return None
-        partition = next(iter(self._waiting))
-        messages = self._waiting.pop(partition)
-        self._read_until = max(message.timestamp()[1] for message in messages) / 1e3
-        batch = self._batch(partition, messages, uuid4().hex)
-        pending = json.dumps({"until": batch.end["offset"], "key": batch.key})
-        self._commit([TopicPartition(self._topic, partition, _offset(messages[0]), pending)])
+        partitions = [next(iter(self._waiting))] if self._kept is None else list(self._waiting)
+        read = {partition: self._waiting.pop(partition) for partition in partitions}
+        self._read_until = {
+            partition: max(message.timestamp()[1] for message in messages) / 1e3 for partition, messages in read.items()
+        }
+        ends = {partition: _offset(messages[-1]) + 1 for partition, messages in read.items()}
+        batch = self._batch(read, uuid4().hex, ends)
+        for partition, messages in read.items():
+            pending = json.dumps({"until": batch.end[str(partition)], "key": batch.key})
+            self._commit([TopicPartition(self._topic, partition, _offset(messages[0]), pending)])
         return batch
 
     def commit(self, batch: Batch) -> None:
         """Record that a batch is done (see Feed)."""
-        self._positions[batch.end["partition"]] = batch.end["offset"]
-        self._made_until[batch.end["partition"]] = self._read_until
-        self._commit([TopicPartition(self._topic, batch.end["partition"], batch.end["offset"], "")])
+        for name, offset in batch.end.items():
+            partition = int(name)
+            self._positions[partition] = offset
+            self._made_until[partition] = max(self._read_until.get(partition, 0.0), self._made_until.get(partition, 0.0))
+            self._commit([TopicPartition(self._topic, partition, offset, "")])
 
     def close(self) -> None:
         """Leave the brokers; changes that are not committed are delivered again."""
@@ -128,31 +136,31 @@ class KafkaFeed:
     def _open(self) -> dict[int, int]:
         """Return where each partition goes on, after the batches that were under way have been read again."""
         partitions = sorted(self._partitions())
-        wanted = [TopicPartition(self._topic, partition) for partition in partitions]
-        committed = self._ask(lambda: self._consumer.committed(wanted, timeout=self._timeout_s))
+        requested = [TopicPartition(self._topic, partition) for partition in partitions]
+        committed = self._ask(lambda: self._consumer.committed(requested, timeout=self._timeout_s))
         positions: dict[int, int] = {}
         pending: dict[int, tuple[int, str]] = {}
-        for found in committed:
-            self._check(found.error)
-            partition, low, high = found.partition, *self._bounds(found.partition)
-            if found.offset < 0:
+        for offset in committed:
+            self._check(offset.error)
+            partition, low, high = offset.partition, *self._bounds(offset.partition)
+            if offset.offset < 0:
                 positions[partition] = low if self._start == "beginning" else high
                 continue
-            if not low <= found.offset <= high:
+            if not low <= offset.offset <= high:
                 raise FeedError(
-                    f"{self.name}: group {self._group!r} is at offset {found.offset} of partition {partition}, but the topic "
+                    f"{self.name}: group {self._group!r} is at offset {offset.offset} of partition {partition}, but the topic "
                     f"has {low} to {high}: changes were removed before they were read, or the topic was made again. Import the "
                     "whole table, or follow with another --group"
                 )
-            positions[partition] = found.offset
-            if found.metadata:
-                pending[partition] = _pending_of(found.metadata, f"{self.name}, group {self._group!r}")
-        fresh = [one for one in committed if one.offset < 0]
+            positions[partition] = offset.offset
+            if offset.metadata:
+                pending[partition] = _pending_of(offset.metadata, f"{self.name}, group {self._group!r}")
+        fresh = [offset for offset in committed if offset.offset < 0]
         if fresh:  # so that a start at the end is the same start after a crash
-            self._commit([TopicPartition(self._topic, one.partition, positions[one.partition], "") for one in fresh])
+            self._commit([TopicPartition(self._topic, offset.partition, positions[offset.partition], "") for offset in fresh])
         for partition, (until, key) in pending.items():
             messages = self._reread(partition, positions[partition], until)
-            self._again.append(self._batch(partition, messages, key, until))
+            self._again.append(self._batch({partition: messages}, key, {partition: until}))
             positions[partition] = until
         self._assign(positions)
         return positions
@@ -187,7 +195,9 @@ class KafkaFeed:
     def _assign(self, positions: Mapping[int, int]) -> None:
         self._ended.clear()
         self._ask(
-            lambda: self._consumer.assign([TopicPartition(self._topic, one, offset) for one, offset in positions.items()])
+            lambda: self._consumer.assign(
+                [TopicPartition(self._topic, partition, offset) for partition, offset in positions.items()]
+            )
         )
 
     def _add_partitions(self) -> None:
@@ -198,76 +208,79 @@ class KafkaFeed:
         self._listed = time.monotonic()
         if new:
             positions = {partition: self._bounds(partition)[0] for partition in new}
-            self._commit([TopicPartition(self._topic, one, offset, "") for one, offset in positions.items()])
+            self._commit([TopicPartition(self._topic, number, offset, "") for number, offset in positions.items()])
             self._ask(
                 lambda: self._consumer.incremental_assign(
-                    [TopicPartition(self._topic, one, offset) for one, offset in positions.items()]
+                    [TopicPartition(self._topic, number, offset) for number, offset in positions.items()]
                 )
             )
             self._positions |= positions
 
     def _poll(self, wait_s: float) -> list[Message]:
         """Return the messages that are there, or the first ones that come."""
+        # Of a partition at its end nothing was missing at the last poll, however long ago its last message came.
+        self._made_until |= dict.fromkeys(self._ended - self._waiting.keys(), self._polled_at)
         first = self._ask(lambda: self._consumer.poll(wait_s))
         self._polled_at = time.time()
         if first is None:
             return []
         rest = self._max_changes - 1
         messages = [first, *(self._ask(lambda: self._consumer.consume(rest, 0)) if rest else ())]
-        found: list[Message] = []
+        changes: list[Message] = []
         for message in messages:
             error = message.error()
             if error is None:
                 self._ended.discard(_partition(message))
-                found.append(message)
+                changes.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:  # pyright: ignore[reportPrivateUsage]: its public name
                 self._ended.add(_partition(message))
             else:
                 self._check(error)
-        return found
+        return changes
 
-    def _batch(self, partition: int, messages: Sequence[Message], key: str, until: int | None = None) -> Batch:
+    def _batch(self, read: Mapping[int, Sequence[Message]], key: str, ends: Mapping[int, int]) -> Batch:
+        """Return the batch of some messages. ends: where the next batch of each partition begins."""
         changes: list[ItemChange] = []
         bad: dict[str, str] = {}
-        for message in messages:
-            value, place = message.value(), f"partition {partition}, offset {_offset(message)}"
+        for message in itertools.chain.from_iterable(read.values()):
+            value, where = message.value(), f"partition {_partition(message)}, offset {_offset(message)}"
             if value is None:  # a tombstone: the message before it was the deletion
                 continue
             try:
                 operation, row = read_envelope(value, message.key(), self._columns)
-                changes.append(ItemChange(operation=operation, row=row, place=place))
+                changes.append(ItemChange(operation=operation, row=row, place=where))
             except DataError as error:
-                bad[place] = str(error)
-        offset = _offset(messages[-1]) + 1 if until is None else until
+                bad[where] = str(error)
+        end = {str(partition): offset for partition, offset in ends.items()}
         return Batch(
             changes=tuple(changes),
             bad=bad,
             key=key,
-            end={"partition": partition, "offset": offset},
-            position=self.position | {str(partition): offset},
+            end=end,
+            position=self.position | end,
         )
 
     def _partitions(self) -> set[int]:
         """Return the topic's partitions. Raises FeedError without a broker or a topic."""
-        found = self._ask(lambda: self._consumer.list_topics(self._topic, timeout=self._timeout_s)).topics[self._topic]
-        if found.error is not None or not found.partitions:
-            raise FeedError(f"{self.name}: the brokers at {self._servers} have no such topic ({found.error}): check its name")
-        return set(found.partitions)
+        topic = self._ask(lambda: self._consumer.list_topics(self._topic, timeout=self._timeout_s)).topics[self._topic]
+        if topic.error is not None or not topic.partitions:
+            raise FeedError(f"{self.name}: the brokers at {self._servers} have no such topic ({topic.error}): check its name")
+        return set(topic.partitions)
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         """Return the first offset that the topic still has, and the next one."""
-        wanted = TopicPartition(self._topic, partition)
+        topic_partition = TopicPartition(self._topic, partition)
         # None if a broker does not answer in time, whatever its types say.
-        bounds: Any = self._ask(lambda: self._consumer.get_watermark_offsets(wanted, timeout=self._timeout_s))
+        bounds: Any = self._ask(lambda: self._consumer.get_watermark_offsets(topic_partition, timeout=self._timeout_s))
         if bounds is None:
-            raise FeedError(f"{self.name}: no broker at {self._servers} told the offsets of partition {partition} in time")
+            raise FeedError(f"{self.name}: no broker at {self._servers} reported the offsets of partition {partition} in time")
         return bounds[0], bounds[1]
 
     def _commit(self, offsets: list[TopicPartition]) -> None:
         if self._kept is not None:  # the catalog keeps them
             return
-        for found in self._ask(lambda: self._consumer.commit(offsets=offsets, asynchronous=False)) or ():
-            self._check(found.error)
+        for offset in self._ask(lambda: self._consumer.commit(offsets=offsets, asynchronous=False)) or ():
+            self._check(offset.error)
 
     def _ask(self, call: Callable[[], T]) -> T:
         """Return the answer of the brokers. Raises FeedError."""

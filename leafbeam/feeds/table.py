@@ -61,10 +61,11 @@ class VersionedTable(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """How far a table is followed. All changes up to `version` are made (None: the table is new), and the first `row` of those
-    from there to the version `to`. key, until: of the batch under way, changes `row` to before `until`.
+    """A position in a followed table.
 
-    columns: those that were taken. whole: they were others before, so every row of `to` is put.
+    All changes up to `version` are made (None: the table is new), and the first `row` of those from there to the version `to`.
+    key, until: of the batch under way, changes `row` to before `until`. columns: those that were taken. whole: whether they
+    were others before, so that every row of `to` is put.
     """
 
     table_id: str
@@ -152,19 +153,21 @@ class TableFeed:
         self._looked_at: float | None = None
         self._changes: _Differences | None = None
         if isinstance(position, Path):
-            found = Position.load(position)
+            current = Position.load(position)
         else:
-            found = Position.of(position, f"what the catalog says of {table.name}") if position else None
-        if found is None:
+            current = Position.of(position, f"what the catalog says of {table.name}") if position else None
+        if current is None:
             version = None if start == "beginning" else table.newest()
-            found = Position(table_id=table.table_id, columns=self._columns.all_names, version=version)
-            self._save(found)
-        elif found.table_id != table.table_id:
+            current = Position(table_id=table.table_id, columns=self._columns.all_names, version=version)
+            self._save(current)
+        elif current.table_id != table.table_id:
             where = position if isinstance(position, Path) else "what the catalog has followed"
-            raise FeedError(f"{where} is the position of another table than {table.name}: give each table one of its own")
-        elif found.columns != self._columns.all_names:  # the numbers of changes are others too
-            found = replace(found, columns=self._columns.all_names, whole=True, row=0, key=None, until=None)
-        self._position = found
+            raise FeedError(
+                f"{where} is the position of another table, not of {table.name}: give each table its own position file"
+            )
+        elif current.columns != self._columns.all_names:  # the numbers of changes are others too
+            current = replace(current, columns=self._columns.all_names, whole=True, row=0, key=None, until=None)
+        self._position = current
 
     @property
     def position(self) -> dict[str, object]:
@@ -237,16 +240,16 @@ class TableFeed:
         made: list[ItemChange] = []
         bad: dict[str, str] = {}
         for number, (row, problem) in zip(itertools.count(begin), changes.rows(begin, until)):
-            place = f"version {self._position.to}, {self._columns.item_id} {short_repr(row.get(self._columns.item_id))}"
+            where = f"version {self._position.to}, {self._columns.item_id} {short_repr(row.get(self._columns.item_id))}"
             try:
                 if problem:
                     raise DataError(problem)
                 if number < len(changes.put):
-                    made.append(ItemChange(operation="put", row=self._columns.row(row), place=place))
+                    made.append(ItemChange(operation="put", row=self._columns.row(row), place=where))
                 else:
-                    made.append(ItemChange(operation="delete", row={"item_id": self._columns.id_of(row)}, place=place))
+                    made.append(ItemChange(operation="delete", row={"item_id": self._columns.id_of(row)}, place=where))
             except DataError as error:
-                bad[place] = str(error)
+                bad[where] = str(error)
         return Batch(changes=tuple(made), bad=bad, key=key, end={"row": until}, position=asdict(self._after(until)))
 
 

@@ -82,7 +82,7 @@ class TrieBuilder:
     def add(self, codes: NDArray[np.integer] | Sequence[Sequence[int]], item_ids: ItemIds | None = None) -> None:
         """Add the next rows, in the caller's order.
 
-        After an error the builder is as it was before. `finish` finds ids that are there twice.
+        After an error the builder is as it was before. `finish` finds ids that occur twice.
 
         Args:
             codes: Shape (n, L).
@@ -193,10 +193,10 @@ class TrieBuilder:
     def _restore(self, saved: SavedRuns) -> None:
         """Go on from the runs of a build that was ended."""
         file, runs = self._open()
-        for found in saved.restore(file, self._settings):
-            runs.add(found.run)
-            self._ids.restore(found.ids)
-            self.num_items = found.num_rows
+        for restored in saved.restore(file, self._settings):
+            runs.add(restored.run)
+            self._ids.restore(restored.ids)
+            self.num_items = restored.num_rows
         if len(runs):
             self._file, self._runs = file, runs
             self._ids.spill(file)
@@ -255,7 +255,7 @@ class _IdColumn:
 
     @property
     def width(self) -> int:
-        """Bytes of an id."""
+        """Return the bytes of an id."""
         return 0 if self._dtype is None else self._dtype.itemsize
 
     def check(self, ids: NDArray[np.generic] | None, size: int, before: int) -> None:

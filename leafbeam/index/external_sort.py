@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -24,6 +24,8 @@ from leafbeam.errors import IndexFileError
 from leafbeam.index.tensor_file import digest
 
 _SAMPLES = 1024
+Number = TypeVar("Number", bound=np.generic)
+Answer = TypeVar("Answer")
 
 Block = tuple[list[NDArray[np.uint64]], NDArray[np.uint32]]  # words_Pn and the caller's rows_n
 
@@ -51,7 +53,7 @@ class SpilledArray:
         """Return what `SpillFile.restore` needs, as JSON can hold it."""
         return [self.offset, self.length, self.dtype.str, self.digest]
 
-    def read(self, begin: int, out: NDArray[np.generic]) -> NDArray[Any]:
+    def read(self, begin: int, out: NDArray[Number]) -> NDArray[Number]:
         """Fill `out`, an array of the same item size, with the values from `begin` on."""
         offset = self.offset + begin * self.dtype.itemsize
         left = out.view(np.uint8).data if len(out) else memoryview(b"")
@@ -123,7 +125,7 @@ class SpillFile:
         """Free the disk space once no allocated array is left."""
         self._file.close()
 
-    def _or_full(self, write: Callable[[], object], needed: int) -> Any:
+    def _or_full(self, write: Callable[[], Answer], needed: int) -> Answer:
         try:
             return write()
         except OSError as error:
@@ -253,7 +255,7 @@ class ExternalSort:
         return words_Pn, rows_n
 
     def _equal_rows(self, begins: Sequence[int], sizes: Sequence[int], max_rows: int) -> Iterator[Block]:
-        """Rows that are all equal, however many: they are in order run by run, and need not be sorted together."""
+        """Yield rows that are all equal, however many: they are in order run by run, and need not be sorted together."""
         for number, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
             for start in range(0, size, max_rows):
                 starts = [0] * len(self._runs)

@@ -144,7 +144,7 @@ class FilteredIndex(Protocol):
 
     @property
     def identity(self) -> object:
-        """A value that is equal for indexes whose filters can be combined."""
+        """Return a value that is equal for indexes whose filters can be combined."""
         ...
 
     @property

@@ -28,8 +28,8 @@ class ItemColumn:
     Args:
         parts: For each segment of the index the values of its items, float32 or int32 (N,), by ordinals in leaf order.
         index: The index to which the column belongs.
-        weight: What each number is multiplied with, not negative.
-        shared: What the columns of `scaled` have in common.
+        weight: The factor of each number, not negative.
+        shared: The data that the columns of `scaled` have in common.
 
     Examples:
         >>> index = leafbeam.Trie.build([[0, 1], [1, 0]], codebook_sizes=[2, 2], item_ids=["a", "b"])
@@ -174,7 +174,7 @@ class _Before:
 
 @dataclass(slots=True)
 class _Shared:
-    """What columns share that differ in their weights: the largest numbers below prefixes, and the negated column.
+    """The data of columns that differ only in their weights: the largest numbers below prefixes, and the negated column.
 
     segments: the columns that were joined, which outlive a version of a live index; () for a column of its own.
     before, negated_before: of the column that this one was before some items changed.

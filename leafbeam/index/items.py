@@ -42,7 +42,7 @@ def check_item_ids(item_ids: ItemIds, num_items: int, first_row: int = 0, *, may
 
 
 def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
-    """Ids of either kind as a 1-D array of int64, or of UTF-8 bytes of fixed width (a quarter of numpy's str)."""
+    """Return ids of either kind as a 1-D array of int64, or of UTF-8 bytes of fixed width (a quarter of numpy's str)."""
     if isinstance(item_ids, list | tuple):  # numpy would write numbers among texts as texts
         _check_types(item_ids)
     try:
@@ -101,7 +101,7 @@ def _check_no_nul(item_ids: Sequence[Any]) -> None:
 
 
 def ids_from_arrow(column: Any) -> NDArray[np.generic]:
-    """`as_id_array` of a pyarrow column without nulls, with no Python object an id; ItemIdError for other types."""
+    """Return `as_id_array` of a pyarrow column without nulls, with no Python object an id; ItemIdError for other types."""
     if str(column.type).startswith("dictionary"):
         column = column.cast(column.type.value_type)
     if str(column.type) not in ("string", "large_string"):
@@ -120,7 +120,7 @@ def ids_from_arrow(column: Any) -> NDArray[np.generic]:
 
 
 def decode_ids(ids_n: NDArray[np.generic]) -> NDArray[Any]:
-    """Ids of `as_id_array` as the caller wrote them: int64 or str. Raises ItemIdError for bytes that are not UTF-8."""
+    """Return ids of `as_id_array` as the caller wrote them: int64 or str. Raises ItemIdError for bytes that are not UTF-8."""
     try:
         return np.char.decode(ids_n.astype(np.bytes_), "utf-8") if ids_n.dtype.kind == "S" else ids_n
     except UnicodeDecodeError as error:
@@ -220,7 +220,7 @@ class ItemTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the three arrays."""
+        """Return the bytes of the three arrays."""
         return sum(array.nbytes for array in (self.order_N, self.leaf_indptr, self.ids) if array is not None)
 
     @cached_property

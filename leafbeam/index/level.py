@@ -167,7 +167,7 @@ class Level:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, first leaves and boundary."""
+        """Return the bytes of codes, first leaves and boundary."""
         return sum(part.nbytes for part in (self.codes, self.firsts, self.boundary) if part is not None)
 
     def __repr__(self) -> str:

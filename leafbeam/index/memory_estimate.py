@@ -148,7 +148,7 @@ class MemoryEstimate:
         sizes = check_sizes(codebook_sizes)
         if not 0 <= num_items <= MAX_ITEMS:
             raise ArgumentError(
-                f"a plan for {counted(num_items, 'item')}: expected 0 to {MAX_ITEMS:,}, what one index can hold"
+                f"a plan for {counted(num_items, 'item')}: expected 0 to {MAX_ITEMS:,}, the most that one index can hold"
             )
         nodes_L = [round(expected_nodes(num_items, capacity)) for capacity in accumulate(sizes, mul)]
         return cls._of(sizes, num_items, nodes_L, id_bytes * num_items, False, dense_levels)

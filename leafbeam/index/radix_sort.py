@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +54,17 @@ class WordLayout:
         return cls(word_L=word_L, shift_L=shift_L, mask_L=mask_L.astype(np.uint64), num_words=word + 1)
 
 
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+
 def in_threads(task: Callable[[int, int], int | None], size: int, threads: int) -> list[int | None]:
     """Call `task(begin, end)` for `threads` even parts of `range(size)`; returns the results in order."""
     cuts = np.linspace(0, size, threads + 1).astype(np.int64).tolist()
     return _map(lambda part: task(*part), pairwise(cuts), threads)
 
 
-def _map(task: Callable[[Any], Any], parts: Iterable[Any], threads: int) -> list[Any]:
+def _map(task: Callable[[Part], Result], parts: Iterable[Part], threads: int) -> list[Result]:
     """Return the results of `task`, called by that many threads; by the caller's own where it is one."""
     if threads == 1:
         return [task(part) for part in parts]
@@ -69,7 +73,7 @@ def _map(task: Callable[[Any], Any], parts: Iterable[Any], threads: int) -> list
 
 
 def threads_for(num_rows: int, num_threads: int | None = None) -> int:
-    """`num_threads`, by default one for each core, but at most one for every 100,000 rows."""
+    """Return `num_threads`, by default one for each core, but at most one for every 100,000 rows."""
     return max(1, min(num_threads or os.cpu_count() or 1, 1 + num_rows // 100_000))
 
 

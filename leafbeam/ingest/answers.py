@@ -39,7 +39,10 @@ class ChangeAnswer(Struct, frozen=True, kw_only=True):
 
 
 class FeedStatus(Struct, frozen=True, kw_only=True):
-    """How far the source of the items is followed. Servers that began alike and have the same position have the same items."""
+    """The progress in the followed source of the items.
+
+    Servers that began alike and have the same position have the same items.
+    """
 
     source: Annotated[str, Meta(description="The name of the source.")]
     position: Annotated[dict[str, Any], Meta(description="The place in the source up to which all changes are made.")]
@@ -47,7 +50,7 @@ class FeedStatus(Struct, frozen=True, kw_only=True):
         float | None,
         Meta(description="The age, in seconds, of the oldest change that may be missing; null before the first look."),
     ]
-    error: Annotated[str | None, Meta(description="Why following stopped; it is tried again.")] = None
+    error: Annotated[str | None, Meta(description="The reason why following stopped; it is tried again.")] = None
 
 
 class SnapshotAnswer(Struct, frozen=True, kw_only=True):
@@ -58,5 +61,6 @@ class SnapshotAnswer(Struct, frozen=True, kw_only=True):
     index_version: str
     created: Annotated[str, Meta(description="When, in UTC.")]
     feed: Annotated[
-        dict[str, Any], Meta(description="The position in the followed source with which it goes; empty without a source.")
+        dict[str, Any],
+        Meta(description="The position in the followed source that belongs to the snapshot; empty without a source."),
     ] = {}

@@ -36,8 +36,8 @@ def table_of(rows: Sequence[Mapping[str, object]], schema: pa.Schema, names: Seq
     columns: dict[str, pa.Array] = {}
     problems: dict[int, str] = {}
     for name in names:
-        columns[name], found = column_of([row.get(name) for row in rows], schema.field(name).type)
-        for index, problem in found.items():
+        columns[name], problems_of_column = column_of([row.get(name) for row in rows], schema.field(name).type)
+        for index, problem in problems_of_column.items():
             problems.setdefault(index, f"{name}: {problem}")
     return pa.table(columns), problems
 

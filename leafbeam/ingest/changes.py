@@ -178,7 +178,7 @@ class ChangePlanner:
         if is_live and item.vector is None:
             return None
         if isinstance(encoder, str):
-            return f"it has no codes, and none can be made: {encoder}"
+            return f"it has no codes, and they cannot be computed: {encoder}"
         if item.vector is None:
             return None if encoder.embedder is not None else "it has neither codes nor a vector"
         if len(item.vector) != encoder.num_dims:
@@ -194,18 +194,22 @@ class ChangePlanner:
         new = np.array(
             [row for row, item in enumerate(items) if item.codes is None and item.vector is None and not live[item.item_id]]
         )
-        given = [row for row, item in enumerate(items) if item.vector is not None]
-        if not len(new) and not given:
+        with_vector = [row for row, item in enumerate(items) if item.vector is not None]
+        if not len(new) and not with_vector:
             return codes, {}
         encoder = self._encoder
         assert not isinstance(encoder, str)
-        rows, vectors = [*given], [np.array([items[row].vector for row in given], np.float32)] if given else []
+        rows, vectors = (
+            [*with_vector],
+            [np.array([items[row].vector for row in with_vector], np.float32)] if with_vector else [],
+        )
         if len(new):
             (group,) = groups  # a put has one
             missing = [name for name in encoder.columns if name not in group.table.column_names]
             if missing:
                 raise ArgumentError(
-                    f"the table has no column {missing[0]!r}, which the codes of new items are made from: send codes"
+                    f"the table has no column {missing[0]!r}, from which the codes of new items are computed: add it, or send "
+                    "codes"
                 )
             text_nD = encoder.embed(group.table.take(new))
             if unknown := new[~text_nD.any(axis=1)].tolist():
@@ -215,8 +219,10 @@ class ChangePlanner:
         there = [items[row].item_id for row in rows if live[items[row].item_id]]
         own = dict(zip(there, version.codes_of(there).tolist() if there else (), strict=True))
         own_codes = [own.get(items[row].item_id) for row in rows]
-        for row, found in zip(rows, encoder.encode_vectors(np.concatenate(vectors), version, own_codes).tolist(), strict=True):
-            codes[row] = found
+        for row, item_codes in zip(
+            rows, encoder.encode_vectors(np.concatenate(vectors), version, own_codes).tolist(), strict=True
+        ):
+            codes[row] = item_codes
         return codes, {}
 
 

@@ -43,7 +43,7 @@ class Lines:
 
     Attributes:
         items: The items without a problem so far.
-        problems: What is wrong with the other lines, by number.
+        problems: The problems of the other lines, by number.
 
     Raises:
         DataError: If there are no lines, or more than 10,000.
@@ -63,15 +63,15 @@ class Lines:
             self.num_lines += 1
             if self.num_lines > MAX_LINES:
                 raise DataError(f"a batch may have up to {MAX_LINES:,} lines, but this one has more: send it in parts")
-            found = _item_of(number, content)
-            if isinstance(found, ItemLine) and first.setdefault(found.item_id, number) != number:
+            line = _item_of(number, content)
+            if isinstance(line, ItemLine) and first.setdefault(line.item_id, number) != number:
                 # both lines, because a client that sends a part of a file numbers them differently
-                before, found = first[found.item_id], f"item {short_repr(found.item_id)} is on more than one line: keep one"
-                self.problems[before] = found
-            if isinstance(found, ItemLine):
-                self.items.append(found)
+                before, line = first[line.item_id], f"item {short_repr(line.item_id)} is on more than one line: keep one"
+                self.problems[before] = line
+            if isinstance(line, ItemLine):
+                self.items.append(line)
             else:
-                self.problems[number] = found
+                self.problems[number] = line
         if not self.num_lines:
             raise DataError("the body has no line: send one item or more")
         self.items = [item for item in self.items if item.number not in self.problems]
@@ -175,17 +175,17 @@ def _item_of(number: int, content: object) -> ItemLine | str:
 
 def _num_text_bytes(value: object) -> int:
     """Return the number of bytes of all texts in a value."""
-    found, parts = 0, [value]
+    num_bytes, parts = 0, [value]
     while parts:
         part = parts.pop()
         if isinstance(part, str):
-            found += len(part.encode("utf-8", "surrogatepass"))
+            num_bytes += len(part.encode("utf-8", "surrogatepass"))
         elif isinstance(part, list):
             parts += cast("list[object]", part)
         elif isinstance(part, dict):
             for entry in cast("dict[object, object]", part).items():
                 parts += entry
-    return found
+    return num_bytes
 
 
 def _problem_of_id(item_id: object) -> str | None:

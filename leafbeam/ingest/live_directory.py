@@ -131,8 +131,8 @@ def check_origin(path: Path, trie: Path) -> None:
     origin = origin_of(path)
     if origin is not None and origin != (version := _version_of(trie)):
         raise ConflictError(
-            f"the changes in {path} began with index {origin}, and {trie} is {version}: it was built again since. Run "
-            f"`leafbeam build` to set the changes aside, or rename {path}, and import items that are missing again"
+            f"the changes in {path} belong to index {origin}, but {trie} is {version}, because it was built again. Run "
+            f"`leafbeam build` to set the changes aside, or rename {path}; then import again the items that are missing"
         )
 
 
@@ -258,7 +258,8 @@ class Snapshots:
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name) or name.endswith(_PART):
             raise ArgumentError(
-                f"a snapshot's name is a letter or digit and up to 63 letters, digits, -, _ or ., not {name[:80]!r}"
+                "a snapshot's name must begin with a letter or digit, and have at most 63 more letters, digits, -, _ or ., "
+                f"not {name[:80]!r}"
             )
         return self._directory / name
 

@@ -32,7 +32,8 @@ class RequestLog(Closing):
     """The log of one served catalog, and the journal of its index.
 
     pending: the last change, until it is known whether it was made. texts: as above; the writer adds to them. feed: the
-    position in the followed source up to which changes are in the catalog; empty if none was followed.
+    position in the followed source up to which all changes have been made, so that requests see them; empty if none was
+    followed.
     """
 
     def __init__(self, directory: Path, log: WriteAheadLog) -> None:
@@ -40,7 +41,7 @@ class RequestLog(Closing):
         self.pending: Json | None = None
         self.texts: dict[int | str, None] = {}
         self.feed: Json = {}
-        self._feed_before: Json = {}  # the pending change
+        self._next_feed: Json = {}  # once the pending change is made
         self._pending_key: str | None = None
         self._commits = CommitReader()
         self._committed: list[Commit] = []  # the commit of the pending change, once the index has made it
@@ -97,12 +98,12 @@ class RequestLog(Closing):
         self._commits.read(record)
         self._known.note(request, answer)
         self.pending, self._pending_key = change, key.get("key")
-        self._move_feed(record)
+        self._next_feed = self.feed if feed is None else dict(feed)
 
     def follow(self, feed: Json) -> None:
         """Log a position in the followed source that no change comes with. Raises LogError."""
         self._log.append(msgspec.json.encode({"feed": feed}))
-        self.feed = feed
+        self.feed = self._next_feed = dict(feed)
 
     def commit(self, number: int, write_set: WriteSet) -> None:
         """Log a commit of the index, unless the record of its change contains it. Raises LogError."""
@@ -121,7 +122,7 @@ class RequestLog(Closing):
         """Log that the pending change was made. If it raises LogError, the change will be made again at the next start."""
         self._log.append(b'{"applied":true}', sync=False)
         self._commits.settle()
-        self.pending, self._committed = None, []
+        self.pending, self._committed, self.feed = None, [], self._next_feed
         if self._log.end > self._max_bytes:
             first = {"known": self._known.to_json(), "commits": list(self._commits.made), "texts": list(self.texts)}
             first |= {"feed": self.feed}
@@ -147,11 +148,8 @@ class RequestLog(Closing):
         replayed, self._replayed = self._replayed, []
         return replayed
 
-    def _move_feed(self, record: Json) -> None:
-        self._feed_before, self.feed = self.feed, dict(record.get("feed", self.feed))
-
     def _drop_pending(self) -> None:
-        self.feed = self._feed_before
+        self._next_feed = self.feed
         if self._pending_key is not None:
             self._known.forget(self._pending_key)
         if self._replayed and self._replayed[-1] is self.pending:
@@ -170,8 +168,9 @@ class RequestLog(Closing):
                     self._known.load(known)
                 self.texts.update(dict.fromkeys(content.get("texts", ())))
                 self._commits.read(content)
-                if "change" in content or "feed" in content:
-                    self._move_feed(content)
+                if "change" in content or "feed" in content:  # the change before was made, or this would not be in the log
+                    self.feed = self._next_feed
+                    self._next_feed = dict(content.get("feed", self.feed))
                 if "change" in content:
                     self._known.load(content)
                     self.pending = {"operation": content["change"]["operation"], **content["change"]}
@@ -180,7 +179,9 @@ class RequestLog(Closing):
                 elif content.get("applied") is False:
                     self._drop_pending()
                 elif "applied" in content:
-                    self.pending = None
+                    self.pending, self.feed = None, self._next_feed
+                elif "feed" in content:
+                    self.feed = self._next_feed
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # a DecodeError is a ValueError
                 raise LogError(
                     f"record {record.number:,} of {contents.path} cannot be read ({error}): restore the directory from a copy"

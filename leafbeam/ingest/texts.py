@@ -52,11 +52,11 @@ class MemoryTexts:
         """Return the texts of the items that a change puts, if it is a put. Raises DataError without a column of text."""
         if change.operation != "put" or not self._learns:
             return {}
-        found: dict[int | str, str] = {}
+        texts_of: dict[int | str, str] = {}
         for group in change.groups:
             ids = [change.item_ids[row] for row in group.rows.tolist()]
-            found |= zip(ids, texts(group.table, self._columns), strict=True)
-        return found
+            texts_of |= zip(ids, texts(group.table, self._columns), strict=True)
+        return texts_of
 
     def observe_patch(self, change: Change, catalog: Catalog) -> list[int | str]:
         """Insert the texts of the items whose text a patch has changed, and return these items."""
@@ -77,5 +77,5 @@ class MemoryTexts:
     def _look_up(self, catalog: Catalog, item_ids: list[int | str]) -> list[int | str]:
         if not item_ids or not self._learns:
             return []
-        found = texts(catalog.lookup(item_ids, self._columns), self._columns)
-        return self.insert(dict(zip(item_ids, found, strict=True)))
+        looked_up = texts(catalog.lookup(item_ids, self._columns), self._columns)
+        return self.insert(dict(zip(item_ids, looked_up, strict=True)))

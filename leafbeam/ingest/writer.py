@@ -176,13 +176,13 @@ class CatalogWriter:
 
     def status(self, name: str, kind: type[Rule] | type[Boost] = Rule) -> RuleStatus:
         """Return the status of a rule or boost. Raises UnknownRuleError or UnknownBoostError."""
-        found = next((status for status in self.catalog.status if (status.name, status.kind) == (name, kind.noun)), None)
-        if found is None:
+        matching = next((status for status in self.catalog.status if (status.name, status.kind) == (name, kind.noun)), None)
+        if matching is None:
             rules = self.catalog.rules
             known, error = (rules.filters, UnknownRuleError) if kind is Rule else (rules.boosts, UnknownBoostError)
             names = ", ".join(sorted(known)) or "none"
             raise error(f"there is no {kind.noun} {name[:80]!r}; the {kind.noun}s of this catalog are: {names}")
-        return found
+        return matching
 
     def put_definition(self, kind: type[Rule] | type[Boost], name: str, sql: str, refresh: str | None = None) -> RuleStatus:
         """Add or replace a rule or a boost, in force once it has been evaluated, and kept over restarts.
@@ -281,8 +281,8 @@ class CatalogWriter:
                     self._reject(requests, error)
                     raise
                 raise LogError(
-                    f"the change is on disk but could not be made ({error}): it will be, before any other; to learn when, send "
-                    "the request again with the same Idempotency-Key"
+                    f"the change is on disk but could not be applied ({error}): it will be applied before any other change; to "
+                    "learn when, send the request again with the same Idempotency-Key"
                 ) from error
 
     def _make_pending(self, requests: RequestLog) -> None:
@@ -300,7 +300,7 @@ class CatalogWriter:
             requests.applied()
         except (LeafbeamError, OSError) as error:
             if not _is_lasting(error):
-                raise LogError(f"a change that is on disk cannot be made ({error}): no other is made before it") from error
+                raise LogError(f"a change that is on disk cannot be applied ({error}): later changes wait for it") from error
             self._reject(requests, error)
 
     def _reject(self, requests: RequestLog, error: Exception) -> None:

@@ -122,8 +122,8 @@ class ConstraintLogitsProcessor:
         self.constraints = [constraints] if not isinstance(constraints, Sequence) else list(constraints)
         if not self.constraints:
             raise ArgumentError("there are no constraints: expected one, or one for each prompt")
-        by_id = {id(one): self._rule(one) for one in self.constraints}
-        self._rules = [by_id[id(one)] for one in self.constraints]
+        by_id = {id(constraint): self._rule(constraint) for constraint in self.constraints}
+        self._rules = [by_id[id(constraint)] for constraint in self.constraints]
         self._call: GenerateCall | None = None
         self._last_width = -1
         self._min_width = 1 + max(self.eos_token_id, *(rule.max_token for rule in self._rules))
@@ -182,15 +182,15 @@ class ConstraintLogitsProcessor:
         Raises ArgumentError if the rows do not belong to the prompts.
         """
         generated = self._generated(sequences)
-        found: list[ConstrainedRow] = []
+        rows: list[ConstrainedRow] = []
         for rule, tokens_T in zip(self._rules_of(len(generated)), generated, strict=True):
             (ends,) = np.nonzero(tokens_T == self.eos_token_id)
             kept_T = tokens_T[: ends[0]] if len(ends) else tokens_T
             text = None if self.tokenizer is None else self.tokenizer.decode(kept_T.tolist())
             finished, item_ids = rule.read(kept_T, bool(len(ends)))
-            found.append(ConstrainedRow(tokens=tuple(kept_T.tolist()), text=text, item_ids=item_ids, finished=finished))
-        self._check_excluded([row.tokens for row in found])
-        return tuple(found)
+            rows.append(ConstrainedRow(tokens=tuple(kept_T.tolist()), text=text, item_ids=item_ids, finished=finished))
+        self._check_excluded([row.tokens for row in rows])
+        return tuple(rows)
 
     def _check_excluded(self, texts: Sequence[tuple[int, ...]]) -> None:
         """Raise ArgumentError where a processor after this one let only excluded tokens through for a prompt."""
@@ -235,7 +235,7 @@ def automaton_of(constraint: TextConstraint, tokenizer: TextTokenizer | None) ->
 
 
 class _Rule(Protocol):
-    """What one prompt's rows may be. max_token: the largest token of the language, or of the vocabulary."""
+    """The language of one prompt's rows. max_token: the largest token of the language, or of the vocabulary."""
 
     max_token: int
 
@@ -315,5 +315,5 @@ class _ItemRule:
         return occurs(self._constraint.items.version, self._constraint.items.tokens, token)
 
     def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[int | str, ...]]:
-        found = self._constraint.items.item_ids(tokens_T.tolist(), self._constraint.arguments)
-        return bool(len(found)), tuple(found.tolist())
+        ids = self._constraint.items.item_ids(tokens_T.tolist(), self._constraint.arguments)
+        return bool(len(ids)), tuple(ids.tolist())

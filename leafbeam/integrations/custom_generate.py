@@ -170,12 +170,12 @@ def _search_items(
 ) -> tuple[SearchResult, list[list[NDArray[np.int64]]]]:
     """Return the items, and the tokens of each. num_beams: None to prove the best `texts` items."""
     served = items[0].items
-    if len(items) != batch_size or any(one.items is not served for one in items):
+    if len(items) != batch_size or any(item.items is not served for item in items):
         raise ArgumentError(
             "items of one ServedItems are searched together: use a batch for each, or ConstraintLogitsProcessor"
         )
-    filters = [served.filter_of(one.rules) for one in items]
-    deny = [list(one.deny) or None for one in items]
+    filters = [served.filter_of(item.rules) for item in items]
+    deny = [list(item.deny) or None for item in items]
     level_tokens = [torch.from_numpy(level.token_V).to(calls.device) for level in served.tokens.levels]
     calls.tokens_of_level, calls.has_others = level_tokens, scoring == "vocabulary"
     search = BeamSearch(served.version, num_beams, scoring, num_items=texts if num_beams is None else None)
@@ -285,11 +285,11 @@ class _CachedModel:
         positions_RC = (self._mask_RT.cumsum(1) - 1)[:, -count:]
         logits_RCV = self._forward(self._tokens(codes_BKC).flatten(0, 1), positions_RC)
         self._num_beams = num_beams
-        found: list[Tensor] = []
+        logits: list[Tensor] = []
         for logits_RV in logits_RCV.unbind(1):
             self._level += 1
-            found.append(self._of_level(logits_RV).unflatten(0, (batch_size, num_beams)))
-        return found
+            logits.append(self._of_level(logits_RV).unflatten(0, (batch_size, num_beams)))
+        return logits
 
     def _tokens(self, codes_BKC: Tensor) -> Tensor:
         if self.tokens_of_level is None:

@@ -123,15 +123,15 @@ class GenerateCall:
 
     def _check_length(self, eos_token_id: int, num_tokens: int, same_length: bool) -> None:
         """Raise ArgumentError for settings that force or forbid the end token where an item has to go on or to end."""
-        forced, room = tokens_of(self.config.forced_eos_token_id), self.max_new_tokens
-        if forced and (room <= num_tokens or eos_token_id not in forced):
+        forced, max_tokens = tokens_of(self.config.forced_eos_token_id), self.max_new_tokens
+        if forced and (max_tokens <= num_tokens or eos_token_id not in forced):
             raise ArgumentError(
-                f"`generate` forces the last of max_new_tokens={counted(room, 'token')} to be forced_eos_token_id="
+                f"`generate` forces the last of max_new_tokens={counted(max_tokens, 'token')} to be forced_eos_token_id="
                 f"{self.config.forced_eos_token_id}, and an item has up to {num_tokens}: pass forced_eos_token_id=None, or "
                 f"forced_eos_token_id={eos_token_id} with max_new_tokens={num_tokens + 1}"
             )
         end, shortest = num_tokens - (not same_length), (self.config.min_length or 0) - self.columns
-        if shortest > end and room > end:
+        if shortest > end and max_tokens > end:
             raise ArgumentError(
                 f"`generate` allows no end token before min_new_tokens={shortest}, "
                 f"and an item has up to {counted(end, 'token')}: "
@@ -146,6 +146,6 @@ def changed_after(processor: object, call: GenerateCall | None, *, if_any: bool 
         return ""
     shown_names = f" ({', '.join(names)})" if names else ""
     return (
-        f"A processor after this one{shown_names} returned NaN, or changed what is excluded: mend it, or put it before "
-        "this one in logits_processor"
+        f"A processor after this one{shown_names} returned NaN, or changed what is excluded: correct it, or put it "
+        "before this one in logits_processor"
     )

@@ -119,8 +119,8 @@ class HttpLogprobs(ABC):
     def _ask(self, parts: Sequence[TokenQuery]) -> Answers:
         union = self.max_tokens if self.same_tokens else None
         batches = batches_of(parts, max_prefixes=self.options.max_prompts, max_tokens=union)
-        asked = [[parts[number] for number in batch] for batch in batches]
-        found = self._pool.map(self._ask_once, asked) if len(asked) > 1 else map(self._ask_once, asked)
+        requests = [[parts[number] for number in batch] for batch in batches]
+        found = self._pool.map(self._ask_once, requests) if len(requests) > 1 else map(self._ask_once, requests)
         answers = {
             number: answer for batch, got in zip(batches, found, strict=True) for number, answer in zip(batch, got, strict=True)
         }
@@ -166,7 +166,7 @@ def by_index(choices: object, count: int) -> list[dict[str, object] | InferenceE
     """
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise InferenceError(f"the server's answer has the choices {str(choices)[:80]}: expected a list of objects")
-    found: list[dict[str, object] | InferenceError] = [
+    choice_or_error: list[dict[str, object] | InferenceError] = [
         InferenceError(f"the server answered {len(choices)} of {counted(count, 'prompt')}", reason="missing_answer")
         for _ in range(count)
     ]
@@ -176,13 +176,15 @@ def by_index(choices: object, count: int) -> list[dict[str, object] | InferenceE
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
             raise InferenceError(
                 f"the server's answer has a choice with the index {index!r:.80}: "
-                f"{counted(count, 'prompt was', 'prompts were')} asked"
+                f"{counted(count, 'prompt was', 'prompts were')} sent"
             )
-        found[index] = choice
+        choice_or_error[index] = choice
         if index in seen:
-            found[index] = InferenceError(f"the server answered prompt {index} twice: expected once", reason="duplicate")
+            choice_or_error[index] = InferenceError(
+                f"the server answered prompt {index} twice: expected one answer for each prompt", reason="duplicate"
+            )
         seen.add(index)
-    return found
+    return choice_or_error
 
 
 _TOKEN_ID = re.compile(r"token_id:(\d{1,18})", re.ASCII)
@@ -219,7 +221,9 @@ class OpenAIServer(HttpLogprobs):
         options: HttpOptions | None = None,
     ) -> None:
         if num_logprobs < -1 or num_logprobs == 0:
-            raise ArgumentError(f"num_logprobs is {num_logprobs}: expected how many log-probabilities to ask for, -1 for all")
+            raise ArgumentError(
+                f"num_logprobs is {num_logprobs}: expected the number of log-probabilities to ask for, or -1 for all"
+            )
         self.model, self.num_logprobs, self._token_ids = model, num_logprobs, dict(token_ids or {})
         super().__init__(url, options)
 

@@ -131,12 +131,12 @@ class LogprobBeamSearch(ItemSearch):
             model = ModelCalls(rounds.step_fn, more_fn=rounds.more_fn if self._proves else None)
             return self._run(requests, model, rounds.constraint, config, cut=cut)
 
-        found = self._passes(requests, search, has_spares=self._proves)
-        if rounds.failures and found.bound is not None:  # nothing is proved of a request that the engine failed
-            bound_B = found.bound.copy()
+        result = self._passes(requests, search, has_spares=self._proves)
+        if rounds.failures and result.bound is not None:  # nothing is proved of a request that the engine failed
+            bound_B = result.bound.copy()
             bound_B[list(rounds.failures)] = np.inf
-            found = replace(found, bound=bound_B)
-        return LogprobSearchResult(**vars(found), failures=rounds.failures, num_queries=rounds.num_queries)
+            result = replace(result, bound=bound_B)
+        return LogprobSearchResult(**vars(result), failures=rounds.failures, num_queries=rounds.num_queries)
 
 
 class _Rounds:
@@ -196,18 +196,18 @@ class _Rounds:
         certain_R = np.zeros(len(row_R), np.bool_) if level == 0 or end_code is None else beams.code.flat[row_R] == end_code
         if scoring == "allowed":
             certain_R |= size_R == 1
-        asked = [(int(row), slice(first, first + size)) for row, first, size in zip(row_R, first_R, size_R, strict=True)]
-        asked = [one for one, certain in zip(asked, certain_R, strict=True) if not certain]
+        spans = [(int(row), slice(first, first + size)) for row, first, size in zip(row_R, first_R, size_R, strict=True)]
+        spans = [one for one, certain in zip(spans, certain_R, strict=True) if not certain]
         queries = [
             TokenQuery(
                 prefix=self._prefix(row, num_rows, codes_BKT),
                 tokens_C=tokens.sorted_2K[0] if scoring == "full" else token_C[span],
             )
-            for row, span in asked
+            for row, span in spans
         ]
         self.num_queries += len(queries)
         log_p_C = np.zeros(len(token_C))
-        for (row, span), query, answer in zip(asked, queries, answers_of(self._search.model, queries), strict=True):
+        for (row, span), query, answer in zip(spans, queries, answers_of(self._search.model, queries), strict=True):
             if isinstance(answer, InferenceError):
                 if not self._allow_partial:
                     raise answer

@@ -151,7 +151,7 @@ class Recommender:
                 raise
             # A replica that fails here would be replaced by one that fails too.
             self._fault = f"{type(error).__name__}: {error}"
-            log.error("the new files cannot be served, the former ones still are: %s", self._fault)
+            log.error("the new files cannot be served, so the former ones are still served: %s", self._fault)
             return
         former, self._served = self._served, _ServedEngine(engine, user_config, self._grace_s)
         self._model, self._fault = (path, model), None
@@ -176,7 +176,7 @@ class Recommender:
         with self._current() as served:
             return await _through(served.app, http)
 
-    async def recommend(self, body: Json) -> dict[str, Any]:
+    async def recommend(self, body: Json) -> Json:
         """Answer other deployments, with the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
         import msgspec
 
@@ -193,7 +193,7 @@ class Recommender:
             answer = recommend_answer(await asyncio.wrap_future(future))
             return msgspec.json.decode(msgspec.json.encode(answer))
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> Json:
         """Return the files that are served, and the error of newer files that could not be loaded."""
         with self._current() as served:
             version = served.engine.version.name

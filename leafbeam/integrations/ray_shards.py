@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from leafbeam.errors import ArgumentError, LeafbeamError, ShardError
 from leafbeam.extras import optional_imports
 from leafbeam.index.shards import ShardManifest
 from leafbeam.integrations.shard import Shard
-from leafbeam.integrations.shards import Arguments, ShardedIndex, named
+from leafbeam.integrations.shards import Answer, Arguments, ShardedIndex, ShardMethod, named
 
 with optional_imports("an index in shards on a cluster", "ray"):
     import ray
@@ -38,7 +38,7 @@ class _ShardActor:
         """Return True, once the file is read."""
         return True
 
-    def call(self, method: str, *values: object) -> Any:
+    def call(self, method: str, *values: object) -> object:
         if isinstance(self._shard, LeafbeamError):
             return self._shard
         try:
@@ -75,8 +75,9 @@ class RayShards:
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self.actors: list[Any] = [options.remote(str(path), verify) for path in files]
 
-    def call(self, method: str, arguments: Arguments) -> dict[int, Any]:
-        calls = {number: self.actors[number].call.remote(method, *values) for number, values in arguments.items()}
+    def call(self, method: ShardMethod[Answer], arguments: Arguments) -> dict[int, Answer]:
+        name = method.__name__
+        calls = {number: self.actors[number].call.remote(name, *values) for number, values in arguments.items()}
         end = time.monotonic() + self._timeout_s
         answers = {number: self._answer(number, call, end - time.monotonic()) for number, call in calls.items()}
         for number, answer in answers.items():
@@ -84,7 +85,7 @@ class RayShards:
                 raise named(answer, number, self._of(number))
             if isinstance(answer, LeafbeamError):
                 raise answer
-        return answers
+        return cast("dict[int, Answer]", answers)
 
     def wait(self, number: int) -> None:
         end = time.monotonic() + self._start_timeout_s
@@ -98,9 +99,9 @@ class RayShards:
                     raise self._error(number, f"{reason} ({type(error).__name__})") from error
                 time.sleep(0.2)  # Ray is about to start it
 
-    def send(self, method: str, arguments: Arguments) -> None:
+    def send(self, method: ShardMethod[object], arguments: Arguments) -> None:
         for number, values in arguments.items():
-            self.actors[number].call.remote(method, *values)
+            self.actors[number].call.remote(method.__name__, *values)
 
     def close(self) -> None:
         for actor in self.actors:
@@ -109,11 +110,11 @@ class RayShards:
         if self._owns_ray:
             ray.shutdown()
 
-    def _answer(self, number: int, call: Any, timeout_s: float) -> Any:
+    def _answer(self, number: int, call: "ray.ObjectRef[object]", timeout_s: float) -> object:
         try:
             return ray.get(call, timeout=max(0.0, timeout_s))
         except GetTimeoutError as error:
-            reason = f"it has not answered for {self._timeout_s:g} s: see whether its machine is alive"
+            reason = f"it has not answered for {self._timeout_s:g} s: check whether its machine is up"
             raise self._error(number, reason) from error
         except RayTaskError:
             raise  # the error of a function that the user passed, which is of its class too

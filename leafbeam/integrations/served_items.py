@@ -80,7 +80,7 @@ class ServedItems:
         arguments = dict(extra_args or {})
         unknown = [name for name in arguments if name.startswith("leafbeam") and name not in (RULES, DENY)]
         if unknown:
-            raise ArgumentError(f"{unknown[0]} is not an argument: expected {RULES} or {DENY}")
+            raise ArgumentError(f"{unknown[0]} is not an argument of served items: expected {RULES} or {DENY}")
         if RULES not in arguments and DENY not in arguments:
             return None
         rules, deny = arguments.get(RULES, []), arguments.get(DENY, [])

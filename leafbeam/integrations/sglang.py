@@ -38,13 +38,13 @@ class SglangServer(HttpLogprobs):
 
     def read(self, answer: object, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         """Return the log-probabilities of each query in an answer."""
-        found: list[object] = answer if isinstance(answer, list) else [answer]
-        if len(found) != len(queries):
-            reason = "duplicate" if len(found) > len(queries) else "missing_answer"
+        answers: list[object] = answer if isinstance(answer, list) else [answer]
+        if len(answers) != len(queries):
+            reason = "duplicate" if len(answers) > len(queries) else "missing_answer"
             raise InferenceError(
-                f"the server answered {counted(len(found), 'time')} to {counted(len(queries), 'prompt')}", reason=reason
+                f"the server sent {counted(len(answers), 'answer')} to {counted(len(queries), 'prompt')}", reason=reason
             )
-        return [_answer(one, query) for one, query in zip(found, queries, strict=True)]
+        return [_answer(one, query) for one, query in zip(answers, queries, strict=True)]
 
 
 def _answer(answer: object, query: TokenQuery) -> Logprobs | InferenceError:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from leafbeam.ops.constrain import Beams, Boosts, Scoring
 
 MakeFilter = Callable[[Trie], Filter]
 MakeBoost = Callable[[Trie], ItemColumn]
+Number = TypeVar("Number", bound=np.generic)
 _MAX_SEARCHES = 1024  # of drivers that ended within a search
 
 
@@ -192,10 +193,9 @@ class Shard:
             raise ShardError(text, may_pass=False)
         if missing := sorted(batch.names - self._parts.keys()):
             return missing
-        parts: Any = self._parts
-        filters = [None if name is None else parts[name] for name in batch.filters]
+        filters = [None if name is None else cast("Filter", self._parts[name]) for name in batch.filters]
         requests = check_batch(self._version, len(filters), filters, batch.deny)
-        columns = [None if name is None else parts[name] for name in batch.boosts]
+        columns = [None if name is None else cast("ItemColumn", self._parts[name]) for name in batch.boosts]
         boosts = check_boosts(self._version, len(filters), columns)
         bound = self._bind(requests, boosts)
         self._searches[search] = _Search(requests=requests, boosts=boosts, filters=bound)
@@ -226,7 +226,7 @@ class Shard:
         slot_n = np.arange(len(rows.request_n)) - begin_B[rows.request_n]
         shape = batch_size, int(count_B.max(initial=1))
 
-        def padded(values_n: NDArray[Any], fill: Any = 0) -> NDArray[Any]:
+        def padded(values_n: NDArray[Number], fill: float = 0) -> NDArray[Number]:
             if batch_size == 1:
                 return values_n[None]
             values_BK = np.full((*shape, *values_n.shape[1:]), fill, values_n.dtype)
@@ -235,8 +235,8 @@ class Shard:
 
         beams = Beams.start(padded(rows.lo_n)[None], padded(rows.hi_n)[None], padded(rows.scores_n, -np.inf))
         logits_BKV = padded(rows.logits_nV)
-        ops: Any = self._bound.ops
-        best = ops.step(self._bound.arrays, level, beams, logits_BKV, running.filters, num_beams=num_beams, scoring=scoring)
+        arrays, filters = self._bound.arrays, running.filters
+        best = self._bound.ops.step(arrays, level, beams, logits_BKV, filters, num_beams=num_beams, scoring=scoring)
         live = request_m, _ = np.nonzero(best.scores > -np.inf)
         return ShardBeams(
             request_m=request_m,
@@ -281,8 +281,7 @@ class Shard:
         return self._searches[search]
 
     def _bind(self, requests: Sequence[Filter], boosts: Boosts) -> object:
-        ops: Any = self._bound.ops
-        return ops.bind_filters(self._bound.arrays, requests, *(() if boosts is None else (boosts,)))
+        return self._bound.ops.bind_filters(self._bound.arrays, requests, boosts)
 
     def _first_codes(self, requests: Sequence[Filter], filters: object) -> tuple[NDArray[np.int64], ...]:
         """Return (request, code, first leaf) of every first code that a request may take."""

@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,13 @@ from leafbeam.decode.results import DenyLists, SearchResult, ranked_items, ranks
 from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError, ShardError, check_whole, short_repr
 from leafbeam.index import ItemColumn
 from leafbeam.index.items import ItemIds
-from leafbeam.integrations.shard import ShardBatch, ShardBeams, ShardItems, ShardRoots, ShardRows
+from leafbeam.integrations.shard import Shard, ShardBatch, ShardBeams, ShardRoots, ShardRows
 from leafbeam.integrations.shards import BoostHandle, FilterHandle, ShardedIndex
 from leafbeam.ops.backend import BoundIndex
 from leafbeam.ops.constrain import Beams, Boosts, HostBeams, Scoring
+
+Element = TypeVar("Element", bound=np.generic)
+Handle = FilterHandle | BoostHandle
 
 
 class _Session:
@@ -42,7 +45,7 @@ class _Session:
     Args:
         index: The index.
         name: The name under which the shards know the search.
-        roots: What the requests may reach in each shard.
+        roots: The first codes and leaves that the requests may reach in each shard.
     """
 
     def __init__(self, index: ShardedIndex, name: str, roots: Sequence[ShardRoots]) -> None:
@@ -96,8 +99,8 @@ class _Session:
                 logits_nV=logits_nV,
             )
             arguments[shard], rows_of[shard] = (self._name, level, sent, num_beams, scoring), rows
-        answers: dict[int, ShardBeams] = self._index.call("step", arguments)
-        parents = {shard: beam_n[rows_of[shard][found.row_m]] for shard, found in answers.items()}
+        answers = self._index.call(Shard.step, arguments)
+        parents = {shard: beam_n[rows_of[shard][best.row_m]] for shard, best in answers.items()}
         return _best(answers, parents, self._index.offsets_S, (len(beams.scores), num_beams))
 
     def collect(
@@ -118,14 +121,16 @@ class _Session:
             leaves, scores = leaf_n[rows] - self._index.offsets_S[shard], scores_BK[request_n[rows], slot_n[rows]]
             arguments[shard] = self._name, request_n[rows], leaves, scores, max_items
             rows_of.append(rows)
-        answers: list[ShardItems] = list(self._index.call("items", arguments).values()) if arguments else []
+        answers = list(self._index.call(Shard.items, arguments).values()) if arguments else []
         codes_nL = np.zeros((len(leaf_n), self._index.num_levels), np.int64)
-        for rows, found in zip(rows_of, answers, strict=True):
-            codes_nL[rows] = found.codes_nL
-        row_i = _joined([np.repeat(rows, found.count_n) for rows, found in zip(rows_of, answers, strict=True)], np.int64)
-        ids_i = _joined([found.item_ids_i for found in answers], np.int64)
-        scores_i = _joined([found.scores_i for found in answers], np.float32)
-        boosts_i = None if boosts is None else _joined([found.boosts_i for found in answers], np.float32)
+        for rows, part in zip(rows_of, answers, strict=True):
+            codes_nL[rows] = part.codes_nL
+        row_i = _joined([np.repeat(rows, part.count_n) for rows, part in zip(rows_of, answers, strict=True)], np.int64)
+        ids_i = _joined([part.item_ids_i for part in answers], np.int64)
+        scores_i = _joined([part.scores_i for part in answers], np.float32)
+        boosts_i = (
+            None if boosts is None else _joined([part.boosts_i for part in answers if part.boosts_i is not None], np.float32)
+        )
         # Best first; items of equal scores are in the order of their leaves.
         order_i = np.lexsort((row_i,) if boosts_i is None else (row_i, -scores_i, request_n[row_i]))
         request_i = request_n[row_i[order_i]]
@@ -158,7 +163,8 @@ class ShardedSearch:
         scoring: As for `BeamSearch`.
         num_items: As for `BeamSearch`.
         max_rows: As for `BeamSearch`.
-        num_retries: How often a search may begin again from the prompts, once a shard that did not answer answers again.
+        num_retries: The number of times that a search may begin again from the prompts, once a shard that did not
+            answer answers again.
 
     Raises:
         ArgumentError: As for `BeamSearch`.
@@ -236,21 +242,35 @@ class ShardedSearch:
         raise AssertionError
 
     def _run(
-        self, session: _Session, step_fn: StepFn, batch_size: int, *, widths: Widths | None, **options: Any
+        self,
+        session: _Session,
+        step_fn: StepFn,
+        batch_size: int,
+        *,
+        more_fn: MoreFn | None,
+        num_items: int | Sequence[int] | None,
+        widths: Widths | None,
     ) -> SearchResult:
         config = self.config
         if widths is None and self._max_rows is not None:
             guesses = [first_width(share, self._num_items, config.scoring) for share in session.shares]
             widths = [(guess,) * (config.num_rounds - 1) for guess in guesses]
-        options["widths"] = widths
         search = _SessionSearch(self.index, config, session, num_items=self._num_items, max_rows=self._max_rows)
-        filters: object = session.filters
-        return search.run(step_fn, batch_size, filters, boosts=session.boosts, **options)
+        return search.run(
+            step_fn,
+            batch_size,
+            session.filters,
+            boosts=session.boosts,
+            more_fn=more_fn,
+            num_items=num_items,
+            widths=widths,
+        )
 
-    def _names(self, name: str, handles: Any, kind: type, batch_size: int) -> tuple[str | None, ...]:
+    def _names(
+        self, name: str, given: Handle | Sequence[Handle | None] | None, kind: type[Handle], batch_size: int
+    ) -> tuple[str | None, ...]:
         """Return the names of the requests' filters or boosts."""
-        if not isinstance(handles, Sequence):
-            handles = [handles] * batch_size
+        handles = given if isinstance(given, Sequence) else [given] * batch_size
         check_length(name, handles, batch_size)
         for number, handle in enumerate(handles):
             if handle is not None and not isinstance(handle, kind):
@@ -305,13 +325,13 @@ def _best(
     shape: tuple[int, int],
 ) -> HostBeams:
     """Return the best beams of each request: by score, then by the smaller parent, then by the smaller code."""
-    found = answers.items()
-    request_m = _joined([beams.request_m for _, beams in found], np.int64)
-    parent_m = _joined([parents[shard] for shard, _ in found], np.int64)
-    code_m = _joined([beams.code_m for _, beams in found], np.int64)
-    scores_m = _joined([beams.scores_m for _, beams in found], np.float32)
-    lo_m = _joined([beams.lo_m + offsets_S[shard] for shard, beams in found], np.int64)
-    hi_m = _joined([beams.hi_m + offsets_S[shard] for shard, beams in found], np.int64)
+    beams_of_shards = answers.items()
+    request_m = _joined([beams.request_m for _, beams in beams_of_shards], np.int64)
+    parent_m = _joined([parents[shard] for shard, _ in beams_of_shards], np.int64)
+    code_m = _joined([beams.code_m for _, beams in beams_of_shards], np.int64)
+    scores_m = _joined([beams.scores_m for _, beams in beams_of_shards], np.float32)
+    lo_m = _joined([beams.lo_m + offsets_S[shard] for shard, beams in beams_of_shards], np.int64)
+    hi_m = _joined([beams.hi_m + offsets_S[shard] for shard, beams in beams_of_shards], np.int64)
     order_m = np.lexsort((code_m, parent_m, -scores_m, request_m))
     rank_m = ranks_of(request_m[order_m])
     order_m, rank_m = order_m[rank_m < shape[1]], rank_m[rank_m < shape[1]]
@@ -324,7 +344,7 @@ def _best(
     return Beams(scores=scores, parent=parent, code=code, lo=lo[None], hi=hi[None], num_valid=num_valid_B)
 
 
-def _joined(parts: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
+def _joined(parts: Sequence[NDArray[Element]], dtype: type[Element]) -> NDArray[Element]:
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 

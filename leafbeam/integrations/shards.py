@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Concatenate, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +19,23 @@ from leafbeam.errors import ArgumentError, ForeignFilterError, ShardError, count
 from leafbeam.index import Filter, Trie
 from leafbeam.index.items import ItemIds, check_known
 from leafbeam.index.shards import ShardManifest
-from leafbeam.integrations.shard import MakeBoost, MakeFilter, Shard, ShardBatch, ShardRoots, ShardSummary
+from leafbeam.integrations.shard import MakeBoost, MakeFilter, Shard, ShardBatch, ShardRoots
 from leafbeam.ops.backend import IndexBindings
 
+Answer = TypeVar("Answer")
+ShardMethod = Callable[Concatenate[Shard, ...], Answer]
 Arguments = Mapping[int, tuple[object, ...]]
 
 
 class ShardLink(Protocol):
     """The way to the shards: in this process (`LocalShards`), or to actors on a Ray cluster (`ray_shards`)."""
 
-    def call(self, method: str, arguments: Arguments) -> dict[int, Any]:
-        """Call a method of several shards at once, and return their answers by the shards' numbers.
+    def call(self, method: ShardMethod[Answer], arguments: Arguments) -> dict[int, Answer]:
+        """Call a method of `Shard` on several shards at once, and return their answers by the shards' numbers.
 
         Raises:
             ShardError: If a shard does not answer; the message names it.
-            LeafbeamError: What a shard raised.
+            LeafbeamError: The error that a shard raised.
         """
         ...
 
@@ -41,7 +43,7 @@ class ShardLink(Protocol):
         """Wait until a shard that has ended answers again. Raises ShardError if it does not in time."""
         ...
 
-    def send(self, method: str, arguments: Arguments) -> None:
+    def send(self, method: ShardMethod[object], arguments: Arguments) -> None:
         """Call a method of several shards without waiting for their answers, or noticing that one cannot answer."""
         ...
 
@@ -60,11 +62,11 @@ class LocalShards:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = list(shards)
 
-    def call(self, method: str, arguments: Arguments) -> dict[int, Any]:
-        answers: dict[int, Any] = {}
+    def call(self, method: ShardMethod[Answer], arguments: Arguments) -> dict[int, Answer]:
+        answers: dict[int, Answer] = {}
         for number, values in arguments.items():
             try:
-                answers[number] = getattr(self._shards[number], method)(*values)
+                answers[number] = method(self._shards[number], *values)
             except ShardError as error:
                 raise named(error, number) from error
         return answers
@@ -72,7 +74,7 @@ class LocalShards:
     def wait(self, number: int) -> None:
         pass
 
-    def send(self, method: str, arguments: Arguments) -> None:
+    def send(self, method: ShardMethod[object], arguments: Arguments) -> None:
         self.call(method, arguments)
 
     def close(self) -> None:
@@ -89,7 +91,7 @@ class ShardTraffic:
     """The calls and bytes between a driver and its shards.
 
     Args:
-        hops: How often the driver waited for answers; each time it called one shard or several at once.
+        hops: The number of times that the driver waited for answers; each time it called one shard or several at once.
         messages: The number of calls, each of one shard.
         bytes_sent: The bytes of arrays in the calls.
         bytes_received: The bytes of arrays in the answers.
@@ -177,11 +179,12 @@ class ShardedIndex:
         self.traffic = ShardTraffic()
         self._makers: dict[str, MakeFilter | MakeBoost] = {}  # of filters and boosts, by name
         self._is_closed, self.versions = False, tuple(versions)
-        summaries: list[ShardSummary] = list(self._call_all("summary").values())
+        summaries = list(self._call_all(Shard.summary).values())
         for number, (summary, version) in enumerate(zip(summaries, versions, strict=True)):
             if summary.version != version:
                 raise ShardError(
-                    f"shard {number} has version {summary.version} of its index, the manifest {version}: build it again",
+                    f"shard {number} has version {summary.version} of its index, but the manifest names {version}: build it "
+                    "again",
                     shard=number,
                     may_pass=False,
                 )
@@ -256,7 +259,7 @@ class ShardedIndex:
     def remove(self, made: FilterHandle | BoostHandle) -> None:
         """Free the memory of a filter or of a boost in all shards."""
         self._makers.pop(made.name, None)
-        self._call_all("remove", made.name)
+        self._call_all(Shard.remove, made.name)
 
     def codes_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """Return the SID of each item, shape (n, L).
@@ -266,12 +269,12 @@ class ShardedIndex:
             ShardError: If a shard does not answer.
         """
         codes_nL, row_n = np.zeros((len(item_ids), self.num_levels), np.int64), np.full(len(item_ids), -1, np.int64)
-        for position_n, found_nL in self._call_all("find", item_ids).values():
+        for position_n, found_nL in self._call_all(Shard.find, item_ids).values():
             codes_nL[position_n], row_n[position_n] = found_nL, 0
         check_known(item_ids, row_n, f"this index has {counted(self.num_items, 'item')} in {counted(self.num_shards, 'shard')}")
         return codes_nL
 
-    def call(self, method: str, arguments: Arguments) -> dict[int, Any]:
+    def call(self, method: ShardMethod[Answer], arguments: Arguments) -> dict[int, Answer]:
         """Call a method of several shards at once as `ShardLink.call` does, and count the traffic.
 
         Raises:
@@ -297,20 +300,20 @@ class ShardedIndex:
             batch: The requests.
         """
         arguments = {number: (search, version, batch) for number, version in enumerate(self.versions)}
-        answers = self.call("begin", arguments)
+        answers = self.call(Shard.begin, arguments)
         lacking = {number: missing for number, missing in answers.items() if isinstance(missing, list)}
         for number, missing in lacking.items():
-            for name in cast("list[str]", missing):
+            for name in missing:
                 if name not in self._makers:
                     raise ForeignFilterError("a filter or a boost was removed: make it again")
-                self.call("make", {number: (name, self._makers[name])})
+                self.call(Shard.make, {number: (name, self._makers[name])})
         if lacking:
-            answers |= self.call("begin", {number: arguments[number] for number in lacking})
-        return [answers[number] for number in range(self.num_shards)]
+            answers |= self.call(Shard.begin, {number: arguments[number] for number in lacking})
+        return [cast("ShardRoots", answers[number]) for number in range(self.num_shards)]
 
     def end(self, search: str) -> None:
         """End a search in all shards, without waiting for them. A shard that has ended has forgotten it anyway."""
-        self._send("end", search)
+        self._send(Shard.end, search)
 
     def wait(self, number: int) -> None:
         """Wait until a shard that has ended answers again. As `ShardLink.wait`."""
@@ -333,10 +336,10 @@ class ShardedIndex:
     def __repr__(self) -> str:
         return f"ShardedIndex({counted(self.num_items, 'item')} in {counted(self.num_shards, 'shard')})"
 
-    def _call_all(self, method: str, *values: object) -> dict[int, Any]:
+    def _call_all(self, method: ShardMethod[Answer], *values: object) -> dict[int, Answer]:
         return self.call(method, dict.fromkeys(range(self.num_shards), values))
 
-    def _send(self, method: str, name: str) -> None:
+    def _send(self, method: ShardMethod[object], name: str) -> None:
         if not self._is_closed:
             self.link.send(method, dict.fromkeys(range(self.num_shards), (name,)))
 
@@ -344,9 +347,9 @@ class ShardedIndex:
         """Make the parts of a filter or of a boost in all shards, or in none. Return its name, and the number of its items."""
         name = uuid.uuid4().hex
         try:
-            counts = self._call_all("make", name, make)
+            counts = self._call_all(Shard.make, name, make)
         except BaseException:
-            self._send("remove", name)
+            self._send(Shard.remove, name)
             raise
         self._makers[name] = make
         return name, sum(counts.values())

@@ -65,12 +65,12 @@ class VllmModel:
             InferenceError: If vLLM refuses the batch.
         """
         refused = [self._refusal(query) for query in queries]
-        asked = [query for query, failure in zip(queries, refused, strict=True) if failure is None]
-        whole = self._whole(asked)
+        accepted = [query for query, failure in zip(queries, refused, strict=True) if failure is None]
+        whole = self._whole(accepted)
         # Apart: in one batch vLLM would give requests for all log-probabilities those of the other requests' tokens.
-        sliced = [query for query, is_whole in zip(asked, whole, strict=True) if not is_whole]
+        sliced = [query for query, is_whole in zip(accepted, whole, strict=True) if not is_whole]
         parts = iter(in_slices(sliced, MAX_TOKENS, partial(self._ask, whole=False)))
-        wide = iter(self._ask([query for query, is_whole in zip(asked, whole, strict=True) if is_whole], whole=True))
+        wide = iter(self._ask([query for query, is_whole in zip(accepted, whole, strict=True) if is_whole], whole=True))
         answers = (next(wide) if is_whole else next(parts) for is_whole in whole)
         return [failure or next(answers) for failure in refused]
 
@@ -84,9 +84,8 @@ class VllmModel:
     def _refusal(self, query: TokenQuery) -> InferenceError | None:
         """Return what vLLM would refuse, with the whole batch."""
         if len(query.prefix) >= self.max_tokens:
-            message = (
-                f"a prompt and its item have {counted(len(query.prefix) + 1, 'token')}: the engine reads {self.max_tokens:,}"
-            )
+            length = counted(len(query.prefix) + 1, "token")
+            message = f"a prompt and its item have {length}: the engine reads at most {self.max_tokens:,}"
             return InferenceError(message, reason="refused")
         largest = max(max(query.prefix), int(query.tokens_C.max(initial=0)))
         if largest >= self.vocabulary_size:
@@ -106,9 +105,9 @@ class VllmModel:
         prompts = [{"prompt_token_ids": list(query.prefix)} for query in queries]
         different = {} if whole else {query.tokens_C.tobytes(): query.tokens_C for query in queries}
         of_tokens = {key: params(logprob_token_ids=tokens_C.tolist()) for key, tokens_C in different.items()}
-        wanted = params(logprobs=-1) if whole else [of_tokens[query.tokens_C.tobytes()] for query in queries]
+        params_of_prompts = params(logprobs=-1) if whole else [of_tokens[query.tokens_C.tobytes()] for query in queries]
         try:
-            outputs = self._llm.generate(prompts, wanted, use_tqdm=False, lora_request=self._lora_request)
+            outputs = self._llm.generate(prompts, params_of_prompts, use_tqdm=False, lora_request=self._lora_request)
         except (ValueError, importlib.import_module("vllm.exceptions").VLLMClientError) as error:
             raise InferenceError(f"vLLM refused {counted(len(queries), 'prompt')}: {error}", reason="refused") from error
         if len(outputs) != len(queries):
@@ -151,7 +150,9 @@ class VllmServer(OpenAIServer):
         options: HttpOptions | None = None,
     ) -> None:
         if max_token_ids < 1:
-            raise ArgumentError(f"max_token_ids is {max_token_ids}: expected how many tokens a request may name, 1 or more")
+            raise ArgumentError(
+                f"max_token_ids is {max_token_ids}: expected the largest number of tokens that a request may name, 1 or more"
+            )
         super().__init__(url, model=model, num_logprobs=1, options=options)
         self.max_tokens = max_token_ids
 
@@ -166,7 +167,7 @@ class VllmServer(OpenAIServer):
         return ""
 
     def _advice(self) -> str:
-        return "the server ignored logprob_token_ids: it must be a vLLM whose /v1/completions has this field"
+        return "the server ignored logprob_token_ids: use a version of vLLM whose /v1/completions has this field"
 
     def _body(self, queries: Sequence[TokenQuery]) -> dict[str, object]:
         tokens = sorted({token for query in queries for token in query.tokens_C.tolist()})

@@ -105,7 +105,9 @@ class CommitStore:
         if self._closed is not None:
             raise ArgumentError(self._closed)
         if self._process != os.getpid():
-            raise ArgumentError(f"the index belongs to process {self._process}, of which this is a fork: open it here")
+            raise ArgumentError(
+                f"the index belongs to process {self._process}, and this process is a fork of it: open the index again here"
+            )
         if self._failure is not None:
             raise LogError(self._failure)
         if self._directory is not None:
@@ -214,7 +216,7 @@ def _read(path: Path, *, read_only: bool, journal: Journal | None) -> tuple[Dire
             if journal is None and directory.has_journal:
                 if not read_only:
                     raise LogError(
-                        f"{path} is the index of a server's changes, which only a server changes: open it with read_only=True"
+                        f"{path} belongs to a server, and only that server may change it: open it with read_only=True"
                     )
                 commits = read_commits(path)
             later = write_sets_after(commits, contents.number, trie.codebook_sizes)

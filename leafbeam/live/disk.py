@@ -47,7 +47,9 @@ def open_own(path: Path, flags: int = 0) -> int:
     """Open a file and return its descriptor in append mode. It must be a regular file with a single name, owned by this
     user or the directory's owner.
     """
-    expected = f"{path.name} is not a regular file with one name that you or the directory's owner own: remove it, or copy it"
+    expected = (
+        f"{path.name} must be a regular file with only one name, owned by you or the directory's owner: remove it, or copy it"
+    )
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
     except OSError as error:

@@ -122,7 +122,7 @@ class Directory:
             path.mkdir(parents=True, exist_ok=True)
             foreign = [name for name in disk.names(path) if name != _LOCK and not _is_ours(name)]
         if foreign and foreign != [_MANIFEST]:
-            raise LogError(f"{path} is not empty ({foreign[0]!r} is there): choose a directory of its own")
+            raise LogError(f"{path} is not empty ({foreign[0]!r} is there): choose an empty directory")
         directory = cls(path, take_lock(path))
         try:
             if _MANIFEST in disk.names(path):

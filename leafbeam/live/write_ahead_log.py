@@ -78,7 +78,7 @@ class LogContents:
         except OSError as error:
             raise LogError(f"cannot read the log {path}: {error.strerror}") from error
         except MemoryError as error:
-            raise LogError(f"{path} has records that need more memory than there is: restore it from a copy") from error
+            raise LogError(f"{path} has records that need more memory than is free: restore it from a copy") from error
 
     @classmethod
     def _read(cls, path: Path, file: BinaryIO) -> "LogContents":
@@ -91,13 +91,14 @@ class LogContents:
             if record.number != number:
                 raise LogError(
                     f"{path} has record {record.number:,} at byte {offset:,}, expected {number:,}: changes are missing; "
-                    f"restore the directory from a copy, or keep the changes before with: truncate -s {offset} {path}"
+                    f"restore the directory from a copy, or keep only the changes before this byte with: truncate -s {offset} "
+                    f"{path}"
                 )
             records.append(record)
             offset += _RECORD_SIZE + len(record.payload)
         if (left := size - offset) > _RECORD_SIZE + _MAX_PAYLOAD:  # not searched, which takes two seconds a GiB
             raise LogError(
-                f"{path} has {counted(left, 'byte')} behind record {number:,}, more than a crash leaves: "
+                f"{path} has {counted(left, 'byte')} after record {number:,}, more than a crash leaves: "
                 "restore the directory from a "
                 f"copy, or drop them with: truncate -s {offset} {path}"
             )
@@ -172,8 +173,8 @@ class WriteAheadLog:
             raise LogError(f"cannot read {self.path} ({error.strerror}): nothing was changed") from error
         if not is_ours:
             self.failure = (
-                f"{self.path} was removed, replaced or changed while this process wrote it: nothing was changed, and no more "
-                f"changes are accepted; leave that file alone, and open it again"
+                f"{self.path} was removed, replaced or changed by another program: nothing was changed, and no more changes "
+                f"are accepted; leave that file as it is, and open it again"
             )
             raise LogError(self.failure)
 
@@ -308,7 +309,7 @@ def _first_record_after(path: Path, file: BinaryIO, offset: int, size: int) -> _
                 continue
             if (left := left - head.length) < 0:
                 raise LogError(
-                    f"{path} is damaged at byte {begin:,}: heads of records that overlap follow, so a crash did not cause "
+                    f"{path} is damaged at byte {begin:,}: headers of overlapping records follow, so a crash did not cause "
                     f"this; restore the directory from a copy, or drop all from there with: truncate -s {begin} {path}"
                 )
             if _is_intact(file, head):

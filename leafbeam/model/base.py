@@ -210,7 +210,7 @@ class SidModel(nn.Module, Generic[Config]):
             return
         if precision not in self.precisions:
             raise ArgumentError(
-                f"precision={precision!r} is of a decoder, and this is an encoder-decoder: choose int8, fp8 or float32"
+                f"precision={precision!r} needs a decoder, and this is an encoder-decoder: choose int8, fp8 or float32"
             )
         if self.rounded_to is not None:
             raise ArgumentError(f"precision={precision!r}: this model is in {self.rounded_to} already; load it again")
@@ -221,7 +221,7 @@ class SidModel(nn.Module, Generic[Config]):
         elif self.device.type != "cpu" or self.head_weight.dtype != torch.float32:
             dtype = str(self.head_weight.dtype).removeprefix("torch.")
             raise ArgumentError(
-                f"precision={precision!r} is of a model in float32 on a CPU, and this one is in {dtype} on {self.device}"
+                f"precision={precision!r} needs a model in float32 on a CPU, and this one is in {dtype} on {self.device}"
             )
 
     def _check_fp8(self) -> None:

@@ -63,7 +63,7 @@ class LevelTokens:
         return LevelTokens(token_V=token_V, sorted_2K=sorted_2K, replaced_code=self.code_of(eos_token_id))
 
     def code_of(self, token: int) -> int:
-        """The code of a token, -1 for none."""
+        """Return the code of a token, -1 for none."""
         index = int(np.searchsorted(self.sorted_2K[0], token))
         is_known = index < self.sorted_2K.shape[1] and int(self.sorted_2K[0, index]) == token
         return int(self.sorted_2K[1, index]) if is_known else -1
@@ -182,7 +182,7 @@ def check_end_token(level: LevelTokens, code_C: NDArray[np.int64]) -> None:
 
 
 def end_token_error(level: LevelTokens) -> CodesError:
-    """The error for a sequence that holds it."""
+    """Return the error for a sequence that holds it."""
     return CodesError(
         f"a sequence of the index contains code {level.replaced_code:,}, whose token is the end token: build the index from "
         "sequences without their end token, which it adds itself"

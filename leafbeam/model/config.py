@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from sys import float_info
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Literal, TypeVar
 
 from leafbeam.errors import ArgumentError, CheckpointError, check_choice, counted
 from leafbeam.json_reader import Json
@@ -70,14 +71,14 @@ class ModelConfig:
         feed_forward_bias: Whether the feed-forward matrices have biases.
         hidden_act: The activation of the feed-forward block.
         is_gated: Whether one matrix of the feed-forward block gates another.
-        embedding_scale: What embeddings are multiplied by where they enter the first layer.
+        embedding_scale: The factor of embeddings where they enter the first layer.
         learned_positions: Whether an embedding of the position is added to that of the token.
-        attention_scale: What products of queries and keys are multiplied by; 0 is head_dim ** -0.5.
+        attention_scale: The factor of products of queries and keys; 0 is head_dim ** -0.5.
         attention_cap: The soft cap of attention scores, cap * tanh(score / cap); 0 is none.
         logit_cap: The soft cap of logits; 0 is none.
         rope_frequencies: The rotation's radians per position of each pair of values; empty: those of rope_theta. Pairs of 0 are
             not rotated.
-        rope_scale: What rotated values are multiplied by.
+        rope_scale: The factor of rotated values.
         local_layers: The layers whose tokens attend only to the last sliding_window ones, themselves included.
         local_frequencies: As rope_frequencies, of the local layers; empty: as in all layers.
         local_scale: As rope_scale, of the local layers.
@@ -282,9 +283,9 @@ class EncoderDecoderConfig:
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
             raise ArgumentError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts}: raise num_experts")
         if self.mlp_layers and (self.num_experts or self.feed_forward_proj != "relu"):
-            raise ArgumentError(f"mlp_layers={self.mlp_layers} goes with feed_forward_proj='relu' and without experts")
+            raise ArgumentError(f"mlp_layers={self.mlp_layers} needs feed_forward_proj='relu' and no experts")
         if self.bias_in_every_layer and not self.scale_decoder_outputs:
-            raise ArgumentError("bias_in_every_layer goes with scale_decoder_outputs, as in transformers' UMT5")
+            raise ArgumentError("bias_in_every_layer needs scale_decoder_outputs, as in transformers' UMT5")
 
     @property
     def inner_size(self) -> int:
@@ -331,7 +332,9 @@ class EncoderDecoderConfig:
             )
         check_implemented(hf, NEITHER | {"is_encoder_decoder": (True,)})
         if "is_causal" in hf:  # true: of the encoder too; false or null: not even of the decoder
-            raise CheckpointError(f"config.json has is_causal={hf['is_causal']!r}, which leafbeam lacks for a T5: remove it")
+            raise CheckpointError(
+                f"config.json has is_causal={hf['is_causal']!r}, which leafbeam does not support for a T5: remove it"
+            )
         for name, t5_name in _T5_ALIASES.items():
             if name in hf and hf[name] != hf.get(t5_name):
                 raise CheckpointError(f"config.json has {name}={hf[name]!r}, T5's {t5_name}={hf.get(t5_name)!r}: remove {name}")
@@ -359,10 +362,10 @@ class EncoderDecoderConfig:
         return _config_from(cls, values, required, renamed)
 
 
-def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
+def _check_fields(config: "ModelConfig | EncoderDecoderConfig", may_be_zero: Collection[str]) -> None:
     """ArgumentError unless the fields have their types, and numbers are above 0 (some may be 0) and not absurd."""
-    types: dict[Any, Any] = {int: int, float: int | float, bool: bool}
-    tuples: dict[Any, Any] = {tuple[int, ...]: int, tuple[float, ...]: int | float}
+    types: dict[object, type | UnionType] = {int: int, float: int | float, bool: bool}
+    tuples: dict[object, type | UnionType] = {tuple[int, ...]: int, tuple[float, ...]: int | float}
     for field in fields(config):
         value = getattr(config, field.name)
         if field.type in tuples:

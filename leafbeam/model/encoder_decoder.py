@@ -73,7 +73,7 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
         return self.shared
 
     def _initial_deviation(self, name: str) -> float:
-        """The deviations that keep T5's unscaled attention scores near 1."""
+        """Return the deviations that keep T5's unscaled attention scores near 1."""
         config = self.config
         last = name.split(".")[-2] if name.endswith(".weight") else name.split(".")[-1]
         fan_in = {"q": config.d_model * config.d_kv, "o": config.inner_size, "wo": config.d_ff}.get(last, config.d_model)

@@ -65,7 +65,7 @@ class Experts(nn.Module):
         return self._int8[name][expert] if self._int8 else getattr(self, name)[expert]
 
     def forward(self, hidden: Tensor, balance: list[Tensor] | None = None) -> Tensor:
-        """(..., D) -> (..., D). balance: a list to which the load-balancing loss of these tokens is appended."""
+        """Map (..., D) to (..., D). balance: a list to which the load-balancing loss of these tokens is appended."""
         tokens_ND = hidden.reshape(-1, hidden.shape[-1])
         probabilities_NX = F.linear(tokens_ND.float(), self.router.weight.float()).softmax(-1)
         weight_NE, expert_NE = probabilities_NX.topk(self.num_chosen, dim=-1)

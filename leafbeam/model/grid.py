@@ -30,7 +30,7 @@ _SAFE = {
 
 
 class _Ignored:
-    """What stands for every object of a checkpoint that is not a tensor, such as its optimizer: it holds and does nothing."""
+    """A stand-in for every object of a checkpoint that is not a tensor, such as its optimizer: it holds and does nothing."""
 
     def __new__(cls, *_: object, **__: object) -> "_Ignored":
         return super().__new__(cls)

@@ -23,7 +23,7 @@ def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
 def search_bytes(
     config: ModelConfig, *, prompt_tokens: int, beams: int, rounds: int, inflight: int = 1, itemsize: int = 4
 ) -> int:
-    """Bytes of keys and values of `inflight` concurrent requests: each prompt once, plus beams x rounds codes.
+    """Return the bytes of keys and values of `inflight` concurrent requests: each prompt once, plus beams x rounds codes.
 
     rounds: codes of a beam that run through the model, one fewer than a SID has levels. Weights and activations come on top.
 
@@ -43,7 +43,7 @@ class PromptCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values; independent of the number of beams."""
+        """Return the bytes of keys and values; independent of the number of beams."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def append(self, key_BTGE: Tensor, value_BTGE: Tensor) -> None:
@@ -79,7 +79,7 @@ class CodeCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values of all beams."""
+        """Return the bytes of keys and values of all beams."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values) if tensor is not None)
 
     @property
@@ -89,7 +89,7 @@ class CodeCache:
 
     @property
     def ancestors_BKS(self) -> Tensor:
-        """The slot of each code of each beam, int64: code s of beam k is in slot [ancestors[k, s], s]."""
+        """Return the slot of each code of each beam, int64: code s of beam k is in slot [ancestors[k, s], s]."""
         assert self._ancestors_BKS is not None, "follow() comes before extend()"
         return self._ancestors_BKS
 
@@ -139,7 +139,7 @@ class TextCache:
         self.values: list[Tensor | None] = [None] * num_layers
 
     def place(self, slot_BKC: Tensor, num_slots: int) -> None:
-        """The next `extend` writes C tokens of each text to these slots, all below num_slots."""
+        """Make the next `extend` write C tokens of each text to these slots, all below num_slots."""
         self.slot_BKC, self._num_slots = slot_BKC, num_slots
 
     def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ class PromptStore:
         return f"PromptStore(prompts={len(self)}, nbytes={self.nbytes}, max_bytes={self.max_bytes})"
 
     def find(self, tokens_T: NDArray[np.int64]) -> CachedPrompt | None:
-        """The longest stored prefix; never the whole prompt, because its last token must run to give logits."""
+        """Return the longest stored prefix; never the whole prompt, because its last token must run to give logits."""
         whole = np.ascontiguousarray(tokens_T, np.int64).tobytes()
         with self._lock:
             prefix = self._longest_prefix(whole)

@@ -226,7 +226,7 @@ def check_prompts(
 def checked_lengths(
     tokens_BT: Tensor, lengths_B: Tensor | None, config: ModelConfig | EncoderDecoderConfig, num_levels: int
 ) -> Tensor:
-    """The lengths of checked prompts as int64 on the tokens' device (None: every prompt has T tokens), each of 1 to T."""
+    """Return the lengths of checked prompts as int64 on the tokens' device (None: all have T tokens), each of 1 to T."""
     check_prompts(tokens_BT, lengths_B, config, num_levels)
     if lengths_B is None:
         return torch.full(tokens_BT.shape[:1], tokens_BT.shape[1], device=tokens_BT.device)

@@ -35,7 +35,7 @@ class RelativeBias(nn.Module):
         self.max_distance, self.bidirectional = config.relative_attention_max_distance, bidirectional
 
     def forward(self, query_Q: Tensor, key_K: Tensor) -> Tensor:
-        """The bias (H, Q, K) for positions of queries and keys."""
+        """Return the bias (H, Q, K) for positions of queries and keys."""
         return self.weight[self._buckets(key_K - query_Q[:, None])].permute(2, 0, 1)
 
     def _buckets(self, ahead_QK: Tensor) -> Tensor:
@@ -223,11 +223,11 @@ class T5Decoder(nn.Module):
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     def biases(self, query_Q: Tensor, key_K: Tensor) -> list[Tensor]:
-        """The bias (H, Q, K) of each layer for positions of queries and keys."""
+        """Return the bias (H, Q, K) of each layer for positions of queries and keys."""
         return list(_biases([own for own, _, _ in self._layers], query_Q, key_K))
 
     def prompt_keys_values(self, encoded_BTD: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """For each layer, the keys and values (B, T, H, E) of the cross-attention."""
+        """Return the keys and values (B, T, H, E) of the cross-attention, for each layer."""
         return [cross.EncDecAttention.keys_values(encoded_BTD) for _, cross, _ in self._layers]
 
     def forward(

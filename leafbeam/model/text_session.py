@@ -81,7 +81,7 @@ class TextSession:
 
 
 def _first_new(held: list[int], text: Sequence[int]) -> int:
-    """The first token of a text that has to run: one at least, because only its hidden state is asked for."""
+    """Return the first token of a text that has to run: one at least, because only its hidden state is asked for."""
     if len(text) > len(held) and list(text[: len(held)]) == held:
         return len(held)
     same = next((n for n, (old, new) in enumerate(zip(held, text, strict=False)) if old != new), len(text))

@@ -39,7 +39,7 @@ class Codebook:
         return len(self.numbers_V)
 
     def codes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The codes of numbers, -1 where there is no such token."""
+        """Return the codes of numbers, -1 where there is no such token."""
         found = np.searchsorted(self.numbers_V, numbers).clip(max=len(self) - 1)
         return np.where(self.numbers_V[found] == numbers, found, -1)
 
@@ -67,7 +67,7 @@ def read_token_ids(directory: Path) -> dict[str, int]:
 
 
 def families(tokens: Mapping[str, int]) -> list[str]:
-    """Names that at least two tokens have, largest families first: what a user may have meant."""
+    """Return names that at least two tokens have, largest families first: what a user may have meant."""
     counts: dict[str, int] = {}
     for text in tokens:
         if match := re.fullmatch(r"(<.*?)(\d{1,9})(\D*>)", text):
@@ -83,7 +83,7 @@ def named_vocabulary(
     separator: str = "",
     ending: str | None = None,
 ) -> TokenTable:
-    """The vocabulary of a directory whose tokenizer names the SID tokens.
+    """Return the vocabulary of a directory whose tokenizer names the SID tokens.
 
     prompt: the text of a prompt, with {history} once, tokenized as a whole with all that the tokenizer adds; separator: the
     text between two items. Without a tokenizer.json both have to be left out: then `</s>` ends the prompt of a T5, and `bos`
@@ -107,7 +107,10 @@ def named_vocabulary(
 
 
 def offset_vocabulary(directory: Path, first: int, codebook_sizes: Sequence[int]) -> TokenTable:
-    """The vocabulary of a directory whose levels lie end to end from token `first` on; prompts as without a tokenizer."""
+    """Return the vocabulary of a directory whose levels lie end to end from token `first` on.
+
+    Prompts are those of a directory without a tokenizer.
+    """
     ends = np.cumsum([first, *codebook_sizes]).tolist()
     return _table(directory, [list(range(ends[level], ends[level + 1])) for level in range(len(codebook_sizes))], None)
 
@@ -206,7 +209,7 @@ def _tokenized(directory: Path, codebooks: Sequence[Codebook], prompt: str, sepa
 
 
 def _find(tokens: Sequence[int], part: Sequence[int], start: int) -> int:
-    """Where a part begins, from `start` on; -1 if nowhere."""
+    """Return the position at which a part begins, from `start` on; -1 if there is none."""
     last = len(tokens) - len(part) + 1
     return next((at for at in range(start, last) if list(tokens[at : at + len(part)]) == list(part)), -1)
 

@@ -24,7 +24,7 @@ _TRITON_DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnerOptions:
-    """What a `TorchRunner` runs beside its model's layers.
+    """The functions that a `TorchRunner` runs beside its model's layers.
 
     Args:
         head: Returns the logits of a level from hidden states, or the hidden states.

@@ -217,7 +217,7 @@ class Transformer(SidModel[ModelConfig]):
         self._num_packed += 1
 
     def _unpacked(self) -> Self:
-        """A copy with plain matrices that shares the others with this model."""
+        """Return a copy with plain matrices that shares the others with this model."""
         other = deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
         for module in other.layer_matrices():
             module.weight = nn.Parameter(onednn.unpack(module.weight), requires_grad=False)
@@ -235,7 +235,7 @@ class Transformer(SidModel[ModelConfig]):
         )
 
     def _attention_inputs(self) -> list[tuple[Linear, Linear, Linear]]:
-        """The modules of each layer's queries, keys and values."""
+        """Return the modules of each layer's queries, keys and values."""
         attentions = [cast(Layer, layer).self_attn for layer in self.model.layers]
         return [(attention.q_proj, attention.k_proj, attention.v_proj) for attention in attentions]
 

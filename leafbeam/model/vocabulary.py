@@ -85,7 +85,7 @@ class _SidTokens(ABC):
 
     @cached_property
     def prompt_tokens(self) -> PromptTokens:
-        """The tokens before and after the history in a prompt. Where users have tokens, theirs follows `before`."""
+        """Return the tokens before and after the history in a prompt. Where users have tokens, theirs follows `before`."""
         return PromptTokens(before=(self.bos,))
 
     @property
@@ -110,11 +110,11 @@ class _SidTokens(ABC):
     @cached_property
     @abstractmethod
     def _levels(self) -> tuple[Int64Array, ...]:
-        """The tokens of each level, in the order of its codes."""
+        """Return the tokens of each level, in the order of its codes."""
 
     @cached_property
     def _flat(self) -> tuple[Int64Array, Int64Array]:
-        """The tokens of all levels, one level after the other, and where each begins."""
+        """Return the tokens of all levels, one level after the other, and where each begins."""
         return np.concatenate(self._levels), np.cumsum((0, *self.codebook_sizes[:-1]))
 
     @cached_property
@@ -123,22 +123,22 @@ class _SidTokens(ABC):
         return tuple(slice(begin, end) if consecutive else None for begin, end, consecutive in bounds)
 
     def level_slice(self, level: int) -> slice | None:
-        """The tokens of a level as a range, or None where they are not consecutive."""
+        """Return the tokens of a level as a range, or None where they are not consecutive."""
         return self._slices[level]
 
     def level_tokens(self, level: int) -> Int64Array:
-        """The tokens of a level, in the order of its codes."""
+        """Return the tokens of a level, in the order of its codes."""
         return self._levels[level]
 
     def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
-        """The rows of a level's tokens in the order of its codes: a view of consecutive rows, else a gathered copy."""
+        """Return the rows of a level's tokens in the order of its codes: a view of consecutive rows, else a gathered copy."""
         rows = self.level_slice(level)
         if rows is not None:
             return matrix_VD[rows]
         return matrix_VD.index_select(0, _tensor(self.level_tokens(level), matrix_VD))
 
     def tokens_at(self, codes: Tensor, level: int) -> Tensor:
-        """The tokens of one level's codes, any shape; the codes are not checked."""
+        """Return the tokens of one level's codes, any shape; the codes are not checked."""
         rows = self.level_slice(level)
         return codes + rows.start if rows else _tensor(self.level_tokens(level), codes)[codes]
 
@@ -147,7 +147,7 @@ class _SidTokens(ABC):
     @overload
     def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
     def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """The int64 tokens of whole SIDs (..., L), as a tensor or an array like the input.
+        """Return the int64 tokens of whole SIDs (..., L), as a tensor or an array like the input.
 
         Raises CodesError for a code outside its level's codebook.
         """
@@ -167,7 +167,7 @@ class _SidTokens(ABC):
     @overload
     def codes(self, tokens_NL: npt.ArrayLike) -> Int64Array: ...
     def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """The SIDs of tokens (..., L): the inverse of `tokens`. Raises CodesError for a token that is not of its level."""
+        """Return the SIDs of tokens (..., L): the inverse of `tokens`. Raises CodesError for a token of another level."""
         tokens = _integers(tokens_NL, self.num_levels)
         codes = np.empty_like(tokens)
         for t, level in enumerate(self._levels):
@@ -177,16 +177,17 @@ class _SidTokens(ABC):
         known = flat[codes + begin_L] == tokens
         if not known.all():
             where = _first(~known)
-            raise CodesError(f"token {tokens[where]} at {where} is not a code of level {where[-1]}: give SID tokens alone")
+            raise CodesError(f"token {tokens[where]} at {where} is not a code of level {where[-1]}: pass only SID tokens")
         return _like(tokens_NL, codes)
 
     def prompts(
         self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[np.generic] | None = None
     ) -> tuple[Int64Array, Int64Array]:
-        """The SIDs of each history (n, L), oldest first, in `prompt_tokens` -> tokens_BT padded on the right, lengths_B.
+        """Return the prompts of histories as tokens_BT, padded on the right, and lengths_B.
 
-        With user tokens, the user's token follows `bos`: that of `users`, or `no_user` where `users` is None. Raises
-        ArgumentError unless there is one user per history, and for users of a vocabulary without user tokens.
+        Each history is the SIDs (n, L) of its items, oldest first; `prompt_tokens` stand around it. With user tokens, the
+        token of the user follows `bos`, or `no_user` if `users` is None. Raises ArgumentError unless there is one user per
+        history, and for users of a vocabulary without user tokens.
         """
         if users is not None and len(users) != len(histories):
             raise ArgumentError(
@@ -210,14 +211,14 @@ class _SidTokens(ABC):
 
     @staticmethod
     def _joined(tokens_nL: Int64Array, between: tuple[int, ...]) -> Int64Array:
-        """The tokens of a history in one row, with others between its items."""
+        """Return the tokens of a history in one row, with others between its items."""
         if not between or len(tokens_nL) < 2:
             return tokens_nL.reshape(-1)
         others = np.broadcast_to(np.array(between, np.int64), (len(tokens_nL), len(between)))
         return np.concatenate([tokens_nL, others], axis=1).reshape(-1)[: -len(between)]
 
     def user_tokens(self, users: Sequence[UserId] | npt.NDArray[np.generic]) -> Int64Array:
-        """The token of each user id; ArgumentError without user tokens."""
+        """Return the token of each user id; ArgumentError without user tokens."""
         raise ArgumentError("this vocabulary has no user tokens: leave the users out, or train with num_users above 0")
 
 
@@ -404,7 +405,7 @@ class TextTokens(_SidTokens):
         return (slice(0, self.size),) * self.num_tokens
 
     def to_dict(self) -> Json:
-        """The JSON object that `vocabulary_from_dict` reads."""
+        """Return the JSON object that `vocabulary_from_dict` reads."""
         return {"kind": "text", "size": self.size, "num_tokens": self.num_tokens}
 
 

@@ -86,7 +86,7 @@ class ModelSource:
 
 
 def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
-    """The config and the vocabulary of a checkpoint. vocabulary: needed where there is no leafbeam.json."""
+    """Return the config and the vocabulary of a checkpoint. vocabulary: needed where there is no leafbeam.json."""
     hf = read_hf(directory)
     check_checksums(directory)
     path, own = directory / "leafbeam.json", {}
@@ -265,7 +265,7 @@ def write_checkpoint(
 
 
 def read_hf(directory: Path) -> Json:
-    """The fields of config.json."""
+    """Return the fields of config.json."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory: give the one that holds config.json and {_SINGLE}")
     return _read_json(directory / "config.json")

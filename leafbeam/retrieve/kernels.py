@@ -49,8 +49,8 @@ def cosines(indptr_N1, terms_C, weights_C, rows_h, rows_k):
 @njit(cache=True, nogil=True)
 def _length(indptr_N1, weights_C, row):
     squares = np.float32(0)
-    for place in range(indptr_N1[row], indptr_N1[row + 1]):
-        squares += np.float32(weights_C[place]) * np.float32(weights_C[place])
+    for entry in range(indptr_N1[row], indptr_N1[row + 1]):
+        squares += np.float32(weights_C[entry]) * np.float32(weights_C[entry])
     return np.sqrt(squares)
 
 

@@ -299,8 +299,8 @@ class ItemMemory:
             ItemIdError: If an id occurs twice or is of the wrong kind.
             ArgumentError: If neither or both of texts and like are given, or they do not fit the ids.
         """
-        given = texts if like is None else like
-        if given is None or (texts is not None and like is not None) or len(given) != len(item_ids):
+        sources = texts if like is None else like
+        if sources is None or (texts is not None and like is not None) or len(sources) != len(item_ids):
             raise ArgumentError(f"{counted(len(item_ids), 'item')}: expected as many texts, or as many lists of similar items")
         if texts is not None and self.encoder is None:
             raise ArgumentError("this memory was fitted without texts: pass like=, or fit it with texts")
@@ -358,7 +358,7 @@ class ItemMemory:
         Args:
             history: Item ids, oldest first. Unknown ids are ignored.
             num_items: The largest number of items.
-            allowed_N: Which items may be returned, in the order of `item_ids`; see `BoundMemory.allowed` for a filter of an
+            allowed_N: The items that may be returned, in the order of `item_ids`; see `BoundMemory.allowed` for a filter of an
                 index.
             deny: Items that may not be returned, such as those that the user has.
         """
@@ -389,7 +389,7 @@ class ItemMemory:
 
         Args:
             rows_h: The rows of the history, newest first, as `newest` returns them.
-            allowed_N: Which items are allowed; None allows all.
+            allowed_N: The items that are allowed; None allows all.
         """
         state = self._state
         if allowed_N is None:
@@ -456,8 +456,8 @@ class ItemMemory:
         ids, largest_k = self.ids_of(rows_h), np.argmax(parts_chk.reshape(-1, len(rows_k)), axis=0)
         values_k = parts_chk.reshape(-1, len(rows_k)).max(axis=0).tolist()
         return [
-            Reason(channel=("transition", "text")[place // len(ids)], item_id=ids[place % len(ids)], score=value)
-            for place, value in zip(largest_k.tolist(), values_k, strict=True)
+            Reason(channel=("transition", "text")[position // len(ids)], item_id=ids[position % len(ids)], score=value)
+            for position, value in zip(largest_k.tolist(), values_k, strict=True)
         ]
 
     def _weights(self, rows_h: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -472,10 +472,10 @@ class ItemMemory:
 def top_rows(scores_N: NDArray[np.floating], num_items: int, *, minimum: float) -> NDArray[np.int64]:
     """Return the rows of the `num_items` largest scores above `minimum`, largest first; of equal ones the smaller row first."""
     if num_items >= len(scores_N):
-        found = np.flatnonzero(scores_N > minimum)
+        rows = np.flatnonzero(scores_N > minimum)
     else:
-        least = np.partition(scores_N, -num_items)[-num_items]
-        found = np.flatnonzero((scores_N >= least) & (scores_N > minimum))
-        above, equal = found[scores_N[found] > least], found[scores_N[found] == least]
-        found = np.concatenate([above, equal[: num_items - len(above)]])
-    return found[np.lexsort((found, -scores_N[found]))]
+        threshold = np.partition(scores_N, -num_items)[-num_items]
+        rows = np.flatnonzero((scores_N >= threshold) & (scores_N > minimum))
+        above, equal = rows[scores_N[rows] > threshold], rows[scores_N[rows] == threshold]
+        rows = np.concatenate([above, equal[: num_items - len(above)]])
+    return rows[np.lexsort((rows, -scores_N[rows]))]

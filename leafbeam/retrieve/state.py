@@ -151,15 +151,15 @@ class MemoryFile:
         try:
             if header["format_version"] < 2:
                 raise ValueError("its texts have a format from before the first release")
-            found = cls(
+            content = cls(
                 state=_state_of(tensors, float(header["step"]), verify=verify),
                 encoder=_encoder_of(tensors),
                 config=MemoryConfig(**header["config"]),
                 fusion=_fusions_of(header) if "fusion" in header else None,
                 follows=str(header["follows"]),
             )
-            found.state.texts.check(0 if found.encoder is None else len(found.encoder.hashes_T))
-            return found, str(header["digest"])
+            content.state.texts.check(0 if content.encoder is None else len(content.encoder.hashes_T))
+            return content, str(header["digest"])
         except (ItemIdError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
 

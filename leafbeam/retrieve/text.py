@@ -56,8 +56,8 @@ class TextVectors:
         """Return a copy of the texts of some rows, in their order."""
         begin_n, end_n = self.indptr_N1[rows_n].astype(np.int64), self.indptr_N1[np.asarray(rows_n) + 1].astype(np.int64)
         indptr = np.concatenate([[0], np.cumsum(end_n - begin_n)])
-        places = np.arange(indptr[-1]) + np.repeat(begin_n - indptr[:-1], end_n - begin_n)
-        return TextVectors(indptr_N1=indptr.astype(np.uint32), terms_C=self.terms_C[places], weights_C=self.weights_C[places])
+        entries = np.arange(indptr[-1]) + np.repeat(begin_n - indptr[:-1], end_n - begin_n)
+        return TextVectors(indptr_N1=indptr.astype(np.uint32), terms_C=self.terms_C[entries], weights_C=self.weights_C[entries])
 
     def followed_by(self, other: "TextVectors") -> "TextVectors":
         """Return these texts, then those of the other."""
@@ -112,8 +112,8 @@ class TextEncoder:
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(set(_terms(text)))
-        least = 2 if len(texts) > 20 else 1  # a term of one text makes no two texts similar
-        known = [(-count, _hash(term)) for term, count in counts.items() if count >= least]
+        min_count = 2 if len(texts) > 20 else 1  # a term of one text makes no two texts similar
+        known = [(-count, _hash(term)) for term, count in counts.items() if count >= min_count]
         frequency = {value: -count for count, value in sorted(known)[:_MAX_VOCABULARY]}
         hashes_T = np.array(sorted(frequency), np.uint32)
         df_T = np.array([frequency[value] for value in hashes_T.tolist()], np.float64)

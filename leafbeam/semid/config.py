@@ -83,7 +83,7 @@ class RqVaeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantiserConfig:
-    """How vectors become codes.
+    """The method by which vectors become codes, with its settings.
 
     Args:
         codebook_sizes: The number of codes of each level. None chooses by the number of items: one large level (two

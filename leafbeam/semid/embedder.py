@@ -87,8 +87,8 @@ def _largest(values_nR: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         return np.argsort(-values_nR, axis=1, kind="stable")[:, :count]
     least_n1 = -np.partition(-values_nR, count - 1, axis=1)[:, count - 1 : count]
     rows = []
-    for values_R, least in zip(values_nR, least_n1, strict=True):
-        candidates = np.flatnonzero(values_R >= least)
+    for values_R, threshold in zip(values_nR, least_n1, strict=True):
+        candidates = np.flatnonzero(values_R >= threshold)
         rows.append(candidates[np.argsort(-values_R[candidates], kind="stable")[:count]])
     return np.stack(rows) if rows else np.empty((0, count), np.int64)
 

@@ -80,7 +80,10 @@ def fit_sids(
     """
     config = quantiser or QuantiserConfig()
     if "item_id" not in items.column_names or len(items) == 0:
-        raise DataError(f"{counted(len(items), 'item')} with the columns {items.column_names}: item_id and one row are needed")
+        raise DataError(
+            f"the items have {counted(len(items), 'row')} and the columns {items.column_names}: expected item_id and at least "
+            "one row"
+        )
     sizes = config.sizes_for(len(items))
     fitted: Quantiser = ResidualKMeans(codebook_sizes=sizes, seed=seed)
     if config.method == "rqvae":
@@ -89,7 +92,7 @@ def fit_sids(
     progress("embedding items", 0.0)
     if vectors is not None:
         if embedding is not None:
-            raise ArgumentError("give an embedding to make, or vectors of your own, not both")
+            raise ArgumentError("pass an embedding to compute, or vectors of your own, not both")
         if len(vectors) != len(items):
             raise DataError(
                 f"{counted(len(vectors), 'vector')} for {counted(len(items), 'item')}: expected one row for each item"
@@ -166,19 +169,21 @@ def _report(
 
 def _notes(embedded: Embedding, table: SidTable, levels: tuple[LevelReport, ...]) -> list[str]:
     """Return warnings about vectors that are nearly equal, or a quantiser that uses few of its codes; none if all is well."""
-    found = NearDuplicates.of(embedded.vectors_ND)
+    duplicates = NearDuplicates.of(embedded.vectors_ND)
     used = f"Codes in use: {', '.join(f'{level.codes_used:,} of {level.codebook_size:,}' for level in levels)}"
-    if found.is_degenerate:
-        is_sample = found.sample < len(table)
-        largest, example = round(len(table) * found.largest / found.sample), table.item_ids[found.row].item()
+    if duplicates.is_degenerate:
+        is_sample = duplicates.sample < len(table)
+        largest, example = round(len(table) * duplicates.largest / duplicates.sample), table.item_ids[duplicates.row].item()
         is_own = not embedded.text_columns and embedded.items_without_behaviour == len(table)
-        if not embedded.vectors_ND[found.row].any():
+        if not embedded.vectors_ND[duplicates.row].any():
             cause = "their vectors are 0" if is_own else "they have neither text nor behaviour"
         else:
-            cause = "the vectors passed hardly differ" if is_own else "their texts, or their company in sessions, are equal"
+            cause = (
+                "the vectors passed hardly differ" if is_own else "they have equal texts, or occur together with the same items"
+            )
         drawn = " drawn" if is_sample else ""
-        differ = f"{counted(found.distinct, 'different vector')} of {counted(found.sample, 'item')}{drawn}"
-        only, about = "Only " if 2 * found.distinct < found.sample else "", "about " if is_sample else ""
+        differ = f"{counted(duplicates.distinct, 'different vector')} of {counted(duplicates.sample, 'item')}{drawn}"
+        only, about = "Only " if 2 * duplicates.distinct < duplicates.sample else "", "about " if is_sample else ""
         return [
             f"{only}{differ}; the codes of the others tell noise apart. {used}. The largest group of equal vectors has "
             f"{about}{counted(largest, 'item')}, such as {example!r}: {cause}"
@@ -187,5 +192,5 @@ def _notes(embedded: Embedding, table: SidTable, levels: tuple[LevelReport, ...]
         level for level in levels if len(table) >= 4 * level.codebook_size and 10 * level.perplexity < level.codebook_size
     ]
     if collapsed:
-        return [f"The quantiser uses few of its codes, which most items share. {used}: train it longer, or take kmeans"]
+        return [f"The quantiser uses few of its codes, which most items share. {used}: train it longer, or use kmeans"]
     return []

@@ -78,8 +78,8 @@ class ItemEncoder:
         sample.
         """
         rows_R = np.arange(len(table)) if rows_R is None else rows_R
-        if len(rows_R) > (most := _MAX_BYTES // max(1, 4 * vectors_ND.shape[1])):
-            rows_R = np.sort(np.random.default_rng(quantiser.seed).choice(rows_R, most, replace=False))
+        if len(rows_R) > (max_rows := _MAX_BYTES // max(1, 4 * vectors_ND.shape[1])):
+            rows_R = np.sort(np.random.default_rng(quantiser.seed).choice(rows_R, max_rows, replace=False))
         return cls(
             embedder=embedder,
             quantiser=quantiser,

@@ -30,8 +30,8 @@ class Access:
     """The rules of who may do what with a server.
 
     Args:
-        changes: Who may change what is served, if there are no keys: "local" for programs on this machine, and no page of
-            another site that a browser shows here; "open" for everyone; "off" for no client. Everyone may read.
+        changes: The clients that may change what is served, if there are no keys: "local" for programs on this machine, and no
+            page of another site that a browser shows here; "open" for everyone; "off" for no client. Everyone may read.
         reason: Why changes are off.
         keys: The keys of clients, each with a scope; None without keys.
     """
@@ -48,7 +48,8 @@ class Access:
             raise _forbidden(self.reason or "this server accepts no changes")
         elif need != "read" and self.changes == "local" and not _is_local(http):
             raise _forbidden(
-                "changes are taken from this machine alone: address the server as localhost or 127.0.0.1, and not from a page "
+                "only programs on this machine may change the catalog: address the server as localhost or 127.0.0.1, and not "
+                "from a page "
                 "of another site"
             )
 
@@ -63,10 +64,13 @@ def _check_key(keys: KeyFile, http: HttpRequest, scope: Scope) -> None:
         message = "this server needs a key that it knows, in the header Authorization: Bearer KEY"
         raise BodyError(message, status=HTTPStatus.UNAUTHORIZED, reason="unauthorized")
     if not key.may(scope):
-        raise _forbidden("this key may not do this: take one of a wider scope (`leafbeam keys list` shows them)")
+        raise _forbidden(
+            "the scope of this key does not cover this request: use a key of a wider scope (`leafbeam keys list` shows the "
+            "scopes)"
+        )
     if wait_s := keys.wait_s(key):
         raise OverloadedError(
-            "this key has sent more requests than it may: wait before the next one", reason="key_rate", retry_after_s=wait_s
+            "this key has used up its rate of requests: wait before the next one", reason="key_rate", retry_after_s=wait_s
         )
 
 

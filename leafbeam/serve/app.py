@@ -68,7 +68,7 @@ def create_app(
         config: Only the bounds of bodies and answers, the seconds to stop, sites, users and the log of requests are read.
         text: The language model.
         writer: Changes the engine's catalog for clients, or the reason why it cannot be changed.
-        access: Who may do what; by default, programs on this machine may change the catalog.
+        access: The rights of clients; by default, programs on this machine may change the catalog.
         observation: Logs and traces requests; by default it logs them as `config` says.
     """
     if engine is None and text is None:
@@ -183,14 +183,15 @@ def _readiness(engine: Engine | None, text: TextService | None, http_workers: in
     if reason is None and source is not None:
         reason = source.unready_reason
     tuning = {} if engine is None else engine.choices
-    filters = {} if engine is None or engine.catalog is None else engine.catalog.rules.filters
+    rules = None if engine is None or engine.catalog is None else engine.catalog.rules
     return Readiness(
         ready=reason is None,
         reason=reason,
         index_version=None if engine is None else engine.version.name,
         model_version=None if engine is None else engine.model_version,
         num_items=0 if engine is None else len(engine.version),
-        rules={name: len(allowed) for name, allowed in filters.items()},
+        rules={} if rules is None else {name: len(allowed) for name, allowed in rules.filters.items()},
+        rules_version=None if rules is None else rules.definitions_version,
         threads=None if engine is None else engine.threads,
         precision=tuning.get("precision"),
         tuning=tuning,

@@ -16,9 +16,10 @@ class ItemBody(Struct, frozen=True, kw_only=True):
     """One item of a batch: a line of `application/x-ndjson`, or an object of a JSON list. Its attributes are further fields."""
 
     item_id: Id
-    codes: Annotated[list[int] | None, Meta(description="Its Semantic ID, one code a level. Default: made from its text.")] = (
-        None
-    )
+    codes: Annotated[
+        list[int] | None,
+        Meta(description="Its Semantic ID, one code for each level. By default it is computed from the item's text."),
+    ] = None
     vector: Annotated[
         list[float] | None,
         Meta(description="The item's vector, in place of text, if the Semantic IDs were fitted on your own vectors."),
@@ -29,7 +30,7 @@ class ItemAnswer(Struct, frozen=True, kw_only=True):
     """An item that may be recommended."""
 
     item_id: Id
-    codes: Annotated[tuple[int, ...], Meta(description="Its Semantic ID, one code a level.")]
+    codes: Annotated[tuple[int, ...], Meta(description="Its Semantic ID, one code for each level.")]
     attributes: dict[str, Any]
     rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
     index_version: str
@@ -39,7 +40,9 @@ class UserAnswer(Struct, frozen=True, kw_only=True):
     """The items that a user took, as the log of interactions has them."""
 
     user: str
-    history: Annotated[tuple[ItemId, ...], Meta(description="Oldest first. Items that are no longer in the index too.")]
+    history: Annotated[
+        tuple[ItemId, ...], Meta(description="The items, oldest first, including those that are no longer in the index.")
+    ]
 
 
 class FoundItem(Struct, frozen=True, kw_only=True):
@@ -47,9 +50,9 @@ class FoundItem(Struct, frozen=True, kw_only=True):
 
     item_id: ItemId
     attributes: dict[str, Any]
-    in_index: Annotated[bool, Meta(description="Whether it can be recommended.")]
+    in_index: Annotated[bool, Meta(description="Whether the item can be recommended.")]
     rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
-    allowed: Annotated[bool, Meta(description="Whether the rules and the filter of the query allow it.")]
+    allowed: Annotated[bool, Meta(description="Whether the rules and the filter of the query allow the item.")]
 
 
 class FoundItems(Struct, frozen=True, kw_only=True):
@@ -78,10 +81,13 @@ class CatalogAnswer(Struct, frozen=True, kw_only=True):
     ]
     columns: Annotated[dict[str, str], Meta(description="The attributes and their types.")]
     text_columns: Annotated[
-        tuple[str, ...], Meta(description="The attributes from which a new item gets its codes; there may be none.")
+        tuple[str, ...],
+        Meta(description="The attributes from which the codes of a new item are computed; the list may be empty."),
     ]
     writable: bool
-    reason: Annotated[str | None, Meta(description="Why it is not writable, or why new items need codes of their own.")]
+    reason: Annotated[
+        str | None, Meta(description="The reason why the catalog is not writable, or why new items must be sent with codes.")
+    ]
     snapshots: tuple[SnapshotAnswer, ...]
 
 
@@ -103,7 +109,10 @@ class RuleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     where: Annotated[str, Meta(description="An SQL predicate over the columns, such as `price < 20`.")]
     refresh: Annotated[
         str | None,
-        Meta(description="How often it is evaluated again, such as `60s`. Default: when items change or rules are reloaded."),
+        Meta(
+            description="The interval at which the rule is evaluated again, such as `60s`. "
+            "By default it is evaluated when items change or rules are reloaded."
+        ),
     ] = None
 
 
@@ -113,8 +122,11 @@ class RuleAnswer(Struct, frozen=True, kw_only=True):
     name: str
     where: str
     refresh_s: float | None
-    num_items: Annotated[int, Meta(description="The number of items that it allows.")]
-    error: Annotated[str | None, Meta(description="Why its last evaluation failed; its filter before that stays in use.")]
+    num_items: Annotated[int, Meta(description="The number of items that the rule allows.")]
+    error: Annotated[
+        str | None,
+        Meta(description="The reason why the last evaluation failed; the filter of the evaluation before stays in use."),
+    ]
     age_s: Annotated[float | None, Meta(description="Seconds since it was last evaluated over all items.")]
 
 
@@ -132,7 +144,10 @@ class BoostBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ]
     refresh: Annotated[
         str | None,
-        Meta(description="How often it is evaluated again, such as `1h`. Default: when items change or rules are reloaded."),
+        Meta(
+            description="The interval at which the boost is evaluated again, such as `1h`. "
+            "By default it is evaluated when items change or rules are reloaded."
+        ),
     ] = None
 
 
@@ -142,8 +157,11 @@ class BoostAnswer(Struct, frozen=True, kw_only=True):
     name: str
     expression: str
     refresh_s: float | None
-    num_items: Annotated[int, Meta(description="The number of items for which it is not 0.")]
-    error: Annotated[str | None, Meta(description="Why its last evaluation failed; its numbers before that stay in use.")]
+    num_items: Annotated[int, Meta(description="The number of items for which the boost is not 0.")]
+    error: Annotated[
+        str | None,
+        Meta(description="The reason why the last evaluation failed; the numbers of the evaluation before stay in use."),
+    ]
     age_s: Annotated[float | None, Meta(description="Seconds since it was last evaluated over all items.")]
 
 

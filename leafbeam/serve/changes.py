@@ -77,7 +77,7 @@ def open_changed(
     Raises:
         LockedError: If another process writes the directory, with "on".
         ConflictError: If the index was built again since the changes began.
-        LeafbeamError: What `CatalogFiles.open` raises.
+        LeafbeamError: As for `CatalogFiles.open`.
     """
     files, live = _open_directory(replace(files, data_may_fail=True), directory, opened, changes)  # clients wrote the data
     memory, source = files.open_memory(opened), files.open(opened)
@@ -107,7 +107,7 @@ def _open_directory(
         except LockedError as error:
             if changes == "on":
                 raise
-            reason = "another server or command has these items open, one writer at a time: send changes there"
+            reason = "another server or command has these items open, and only one may write: send changes there"
             detail = f"another server or command has {directory} open: send changes there ({error})"
     if changes == "auto":
         log.warning("changes are not taken: %s", detail)

@@ -53,16 +53,16 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def constraints(self) -> dict[str, dict[str, object]]:
         """Return the constraints in JSON, by the path of their field in the body."""
-        found: dict[str, dict[str, object]] = {}
+        constraints: dict[str, dict[str, object]] = {}
         if self.json is not None:
-            found["structured_outputs.json"] = {"json_schema": self.json}
+            constraints["structured_outputs.json"] = {"json_schema": self.json}
         if self.regex is not None:
-            found["structured_outputs.regex"] = {"regex": self.regex}
+            constraints["structured_outputs.regex"] = {"regex": self.regex}
         if self.choice is not None:
-            found["structured_outputs.choice"] = {"choices": self.choice}
+            constraints["structured_outputs.choice"] = {"choices": self.choice}
         if self.json_object:
-            found["structured_outputs.json_object"] = {"json_schema": {"type": "object"}}
-        return found
+            constraints["structured_outputs.json_object"] = {"json_schema": {"type": "object"}}
+        return constraints
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -75,16 +75,26 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model: str
     max_tokens: Annotated[
         Int64 | None,
-        Meta(description="The most tokens of a text, its end included. Default 256, or what the model has positions for."),
+        Meta(
+            description="The largest number of tokens of a text, including its end. Default: 256, or as many as fit the model."
+        ),
     ] = None
-    temperature: Annotated[float | None, Meta(description="Default 1; 0 is greedy.")] = None
-    top_p: Annotated[float | None, Meta(description="Draw among the likeliest tokens with this total probability.")] = None
-    top_k: Annotated[Int64 | None, Meta(description="Draw among this many of the likeliest tokens.")] = None
-    seed: Annotated[Int64 | None, Meta(description="The same seed draws the same texts. Default: a new one.")] = None
+    temperature: Annotated[
+        float | None, Meta(description="The temperature of sampling. Default: 1; with 0 the likeliest token is always taken.")
+    ] = None
+    top_p: Annotated[float | None, Meta(description="Sample only among the likeliest tokens with this total probability.")] = (
+        None
+    )
+    top_k: Annotated[Int64 | None, Meta(description="Sample only among this many of the likeliest tokens.")] = None
+    seed: Annotated[
+        Int64 | None, Meta(description="The seed of sampling; the same seed gives the same texts. Default: a new seed.")
+    ] = None
     n: Annotated[
-        Int64 | None, Meta(description="The number of texts for each prompt: drawn, or the best beams. Default 1.")
+        Int64 | None, Meta(description="The number of texts for each prompt: samples, or the best beams. Default: 1.")
     ] = None
-    beam_width: Annotated[Int64 | None, Meta(description="The number of beams of an exact search, instead of drawing.")] = None
+    beam_width: Annotated[Int64 | None, Meta(description="The number of beams of an exact search, in place of sampling.")] = (
+        None
+    )
     stop: Annotated[
         str | list[str] | None, Meta(description="A text ends before the first of these; up to 4, of 1 KB each.")
     ] = None
@@ -165,20 +175,20 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def constraint(self) -> str:
         """Return the constraint in JSON, for `constraint_from_json`. Raises BodyError for several, or an unknown format."""
-        found = self._constraints
-        if len(found) > 1:
+        constraints = self._constraints
+        if len(constraints) > 1:
             raise BodyError(
                 "a text has one constraint: name one of response_format, guided_json, guided_regex, guided_choice, "
                 "guided_template and the fields of structured_outputs"
             )
-        return json.dumps(next(iter(found.values()), {"free_text": {}}))
+        return json.dumps(next(iter(constraints.values()), {"free_text": {}}))
 
     @property
     def _constraints(self) -> dict[str, dict[str, object]]:
         """Return the constraints in JSON, by the path of their field. Raises BodyError for an unknown or incomplete format."""
         kinds = {"json": "json_schema", "regex": "regex", "choice": "choices", "template": "template"}
         guided = {f"guided_{name}": (kind, getattr(self, f"guided_{name}")) for name, kind in kinds.items()}
-        found: dict[str, dict[str, object]] = {
+        constraints: dict[str, dict[str, object]] = {
             name: {kind: value} for name, (kind, value) in guided.items() if value is not None
         }
         form = self.response_format
@@ -189,13 +199,13 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 schema = bytes(form.json_schema.schema).decode()
             except UnicodeDecodeError as error:
                 raise BodyError(f"response_format: the schema is not UTF-8 ({error})", param="response_format") from None
-            found["response_format.json_schema.schema"] = {"json_schema": schema}
+            constraints["response_format.json_schema.schema"] = {"json_schema": schema}
         elif form is not None and form.type == "json_object":
-            found["response_format"] = {"json_schema": {"type": "object"}}
+            constraints["response_format"] = {"json_schema": {"type": "object"}}
         elif form is not None and form.type != "text":
             message = f"response_format: type {short_repr(form.type)}: expected json_schema, json_object or text"
             raise BodyError(message, param="response_format")
-        return found | (self.structured_outputs.constraints() if self.structured_outputs is not None else {})
+        return constraints | (self.structured_outputs.constraints() if self.structured_outputs is not None else {})
 
 
 class CompletionBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -256,10 +266,12 @@ class ItemCompletionBody(RequestFields, frozen=True, kw_only=True, forbid_unknow
 
     model: str
     prompt: Annotated[list[Id] | str, Meta(description="The history: item ids, oldest first; empty for none.")]
-    n: Annotated[Int64 | None, Meta(description="The most items to return. Default 1.")] = None
+    n: Annotated[Int64 | None, Meta(description="The largest number of items to return. Default: 1.")] = None
     beam_width: Annotated[Int64 | None, Meta(description="`num_beams` of `/v1/recommend`.")] = None
-    max_tokens: Annotated[Int64 | None, Meta(description="Changes nothing: the number of codes of an item is fixed.")] = None
-    temperature: Annotated[float | None, Meta(description="0 or absent: items are ranked, not drawn.")] = None
+    max_tokens: Annotated[
+        Int64 | None, Meta(description="This field has no effect, because the number of codes of an item is fixed.")
+    ] = None
+    temperature: Annotated[float | None, Meta(description="Must be 0 or absent, because items are ranked, not sampled.")] = None
     stream: bool | None = None
 
     def to_recommend(self) -> RecommendBody:
@@ -292,16 +304,20 @@ class CompletionChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ]
     logprobs: None
     item_id: Annotated[ItemId | None, Meta(description="For items: the id of the item; `text` has it as text.")] = None
-    score: Annotated[float | None, Meta(description="For items: as `scores` of `/v1/recommend`.")] = None
+    score: Annotated[float | None, Meta(description="For items: the score, as in `scores` of `/v1/recommend`.")] = None
 
 
 class SchemaNoteBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A keyword of a JSON Schema that the texts do not hold to in full."""
 
-    treatment: Annotated[str, Meta(description="`ignored`, or `bounded`: some valid texts are not written.")]
+    treatment: Annotated[
+        str, Meta(description="`ignored`: texts need not obey the keyword. `bounded`: some valid texts are never written.")
+    ]
     keyword: Annotated[str, Meta(description="The keyword; empty for a value that the schema does not describe.")]
     pointer: Annotated[str, Meta(description="The JSON pointer of the schema that has it.")]
-    depth: Annotated[int | None, Meta(description="How deeply values nest, or how often a `$ref` is followed.")] = None
+    depth: Annotated[
+        int | None, Meta(description="The depth to which values nest, or the number of times that a `$ref` is followed.")
+    ] = None
 
 
 _Notes = Annotated[

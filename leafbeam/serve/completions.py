@@ -230,13 +230,13 @@ class _Answer:
             shared["schema_notes"] = self._notes
         if self._plan.is_chat:
             messages = [
-                ChatChoice(index=index, message=ChatMessage(content=one.text), finish_reason=_reason(one))
-                for index, one in enumerate(flat)
+                ChatChoice(index=index, message=ChatMessage(content=text.text), finish_reason=_reason(text))
+                for index, text in enumerate(flat)
             ]
             return ChatAnswer(choices=messages, **shared)
         choices = [
-            CompletionChoice(index=index, text=one.text, finish_reason=_reason(one), logprobs=None)
-            for index, one in enumerate(flat)
+            CompletionChoice(index=index, text=text.text, finish_reason=_reason(text), logprobs=None)
+            for index, text in enumerate(flat)
         ]
         return CompletionAnswer(choices=choices, **shared)
 
@@ -252,7 +252,7 @@ class _Answer:
     def closing(self, texts: Texts) -> list[dict[str, object]]:
         flat = [generation for generations in texts for generation in generations]
         nothing: dict[str, str] | str = {} if self._plan.is_chat else ""
-        chunks = [self._chunk([self._choice(index, nothing, _reason(one))]) for index, one in enumerate(flat)]
+        chunks = [self._chunk([self._choice(index, nothing, _reason(text))]) for index, text in enumerate(flat)]
         if self._notes:
             chunks[0]["schema_notes"] = self._notes
         options = self._plan.options.stream_options
@@ -279,8 +279,8 @@ def _reason(generation: Generation) -> str:
 
 def _items_answer(result: Result) -> CompletionAnswer:
     choices = [
-        CompletionChoice(index=index, text=str(one), finish_reason="stop", logprobs=None, item_id=one, score=score)
-        for index, (one, score) in enumerate(zip(result.item_ids, result.scores, strict=True))
+        CompletionChoice(index=index, text=str(item_id), finish_reason="stop", logprobs=None, item_id=item_id, score=score)
+        for index, (item_id, score) in enumerate(zip(result.item_ids, result.scores, strict=True))
     ]
     return CompletionAnswer(
         id=f"cmpl-{secrets.token_hex(12)}",

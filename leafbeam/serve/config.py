@@ -35,8 +35,8 @@ class ServerConfig:
         learn: If true, interactions sent to POST /v1/interactions are counted in the item memory.
         users: A table of interactions with the columns user_id, item_id and timestamp. Clients may then look up what a user
             took, and the page offers it.
-        changes: Who may change the catalog of a server without keys: programs on this machine (auto), everyone (on), or
-            no client (off).
+        changes: The clients that may change the catalog of a server without keys: programs on this machine (auto), everyone
+            (on), or no client (off).
         snapshot: The directory of another server's snapshot, from which a run without changes begins.
         refresh: The interval at which rules without an interval of their own are evaluated again, such as 60s. Without it,
             they are evaluated again at SIGHUP only.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from leafbeam.errors import counted
 from leafbeam.serve.access import cors_head
@@ -95,8 +95,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
 
     def eof_received(self) -> None:
         """End the request of a client that sends nothing more, at once and not only in the next turn of the loop."""
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        if (cycle := self._cycle) is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
 
@@ -258,10 +257,14 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         self._refuse(*(self._refusal or (HTTPStatus.BAD_REQUEST, _NOT_HTTP, "not_http")))
 
     @property
+    def _cycle(self) -> RequestResponseCycle | None:
+        """Return the last request of the connection and its answer; None before the first one."""
+        return self.cycle
+
+    @property
     def _is_idle(self) -> bool:
         """Return whether no request runs on the connection."""
-        cycle: Any = self.cycle
-        return cycle is None or cycle.response_complete
+        return (cycle := self._cycle) is None or cycle.response_complete
 
     def _await_head(self) -> None:
         if self._is_idle:
@@ -298,9 +301,8 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         body = json.dumps({"error": {"type": "RequestError", "message": message, "reason": reason}}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         head += cors_head(self._origin, self._origins) + b"\r\n"
-        cycle: Any = self.cycle
         between = self._is_idle and not self._in_body  # an answered request may still send its body
-        if between or not (cycle.response_started or self.pipeline):
+        if between or not (self.cycle.response_started or self.pipeline):
             self.transport.write(STATUS_LINE[status] + head + body)
         self._close(reason)
 

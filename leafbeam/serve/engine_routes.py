@@ -81,7 +81,10 @@ def item_handlers(engine: Engine, metrics: Metrics, bounds: Bounds, counting: Bo
         """Count interactions; the write to disk waits in a thread."""
         body, kind = await read_body(http, bounds), http.headers.get("content-type", "")
         content = decode_body(body, kind, _INTERACTIONS_DECODER, max_values(engine.limits))
-        events, request = [(one.history, one.item_id) for one in content.interactions], key_of(http, body)
+        events, request = (
+            [(interaction.history, interaction.item_id) for interaction in content.interactions],
+            key_of(http, body),
+        )
         return json_response(InteractionsAnswer(pairs=await counting.run(lambda: engine.observe(events, request))))
 
     answered = answering(answer)

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -94,13 +93,16 @@ def answering(handler: Handler, respond: "Callable[[Request, Exception], Respons
 
 def error_response(request: Request, error: Exception) -> Response:
     """Return the answer to a request that failed; a fault of the server is logged."""
-    status, details = _status_of(error), dict[str, Any]()
-    if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
-        details = {"reason": error.reason, "retry_after_ms": math.ceil(1e3 * error.retry_after_s)}
-    if isinstance(error, BatchError):
-        details = {"lines": {str(number): encodable(problem) for number, problem in error.lines.items()}}
+    status = _status_of(error)
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
-    return _answer(status, name, _message_of(error), _headers(request, error, status), details)
+    detail = ErrorDetail(type=name, message=encodable(_message_of(error)))
+    if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
+        retry_after_ms = math.ceil(1e3 * error.retry_after_s)
+        detail = msgspec.structs.replace(detail, reason=error.reason, retry_after_ms=retry_after_ms)
+    if isinstance(error, BatchError):
+        lines = {str(number): encodable(problem) for number, problem in error.lines.items()}
+        detail = msgspec.structs.replace(detail, lines=lines)
+    return _answer(status, detail, _headers(request, error, status))
 
 
 def catalog_error_response(request: Request, error: Exception) -> Response:
@@ -108,7 +110,9 @@ def catalog_error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, DataError | LogError | OSError) and not isinstance(error, AttributesError):
         unavailable = _unavailable_error(request, error)
         is_locked = isinstance(error, LockedError)
-        error = LockedError("another program writes these items, one writer at a time: wait") if is_locked else unavailable
+        error = (
+            LockedError("another program is writing these items, and only one may write: wait") if is_locked else unavailable
+        )
     return error_response(request, error)
 
 
@@ -177,7 +181,7 @@ async def http_error(request: Request, error: Exception) -> Response:
         detail = OpenAIErrorDetail(message=message, type="invalid_request_error", param=None, code="RequestError")
         content = msgspec.json.encode(OpenAIError(detail))
         return Response(content, error.status_code, headers, "application/json")
-    return _answer(error.status_code, "RequestError", message, headers)
+    return _answer(error.status_code, ErrorDetail(type="RequestError", message=encodable(message)), headers)
 
 
 def _methods_at(request: Request) -> list[str]:
@@ -222,8 +226,7 @@ def _log_failure(scope: Scope, error: Exception) -> None:
     log.error("%s %s failed (request %s)", scope["method"], route, request_id, exc_info=error, extra={"fields": fields})
 
 
-def _answer(status: int, name: str, message: str, headers: dict[str, str], details: dict[str, Any] | None = None) -> Response:
-    detail = ErrorDetail(type=name, message=encodable(message), **(details or {}))
+def _answer(status: int, detail: ErrorDetail, headers: dict[str, str]) -> Response:
     return Response(msgspec.json.encode(ErrorAnswer(detail)), status, headers, "application/json")
 
 
@@ -237,13 +240,13 @@ _PLACE = re.compile(r"^(.*?)(?: - at (?:key in )?`\$\.?(.*)`)?$", re.DOTALL)
 
 def describe(error: msgspec.ValidationError, body: object = None) -> str:
     """Say in the words of the interface what msgspec's error says: where, what was expected, what came. body: that type."""
-    found = _PLACE.match(str(error))
-    assert found is not None
-    text, field = found[1].replace("`", ""), (found[2] or "the body")[:80]
+    match = _PLACE.match(str(error))
+    assert match is not None
+    text, field = match[1].replace("`", ""), (match[2] or "the body")[:80]
     if unknown := re.match("Object contains unknown field (.*)", text, re.DOTALL):
         message = f"{short_repr(unknown[1])[1:-1]}: there is no such field"
-        if found[2] is None and isinstance(body, type) and issubclass(body, msgspec.Struct):
-            message += f": expected {', '.join(one.encode_name for one in msgspec.structs.fields(body))}"
+        if match[2] is None and isinstance(body, type) and issubclass(body, msgspec.Struct):
+            message += f": expected {', '.join(field_of_body.encode_name for field_of_body in msgspec.structs.fields(body))}"
         return message
     if text.startswith("Expected object") and field == "the body":
         return "the body: expected a JSON object, sent with Content-Type: application/json"

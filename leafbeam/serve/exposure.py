@@ -116,9 +116,9 @@ class ConnectionLimits:
     max_connections: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"max_header_bytes": 256, "max_headers": 1, "max_pipelined": 1, "max_connections": 1}
+        minimums = {"max_header_bytes": 256, "max_headers": 1, "max_pipelined": 1, "max_connections": 1}
         for limit in fields(self):
-            value, minimum = getattr(self, limit.name), least.get(limit.name, 0)
+            value, minimum = getattr(self, limit.name), minimums.get(limit.name, 0)
             if (value is not None and not value >= minimum) or value == 0:
                 bound = f"at least {minimum}" if minimum else "above 0"
                 raise ArgumentError(f"{limit.name} must be {bound}, not {value!r}")

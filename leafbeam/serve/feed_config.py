@@ -74,10 +74,10 @@ class FeedConfig:
         """Return the properties of the file, then those of the list, by name. Raises ArgumentError, OSError."""
         lines = [] if self.properties_file is None else read_text(self.properties_file).splitlines()
         lines = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        found: dict[str, str] = {}
+        properties: dict[str, str] = {}
         for text in [*lines, *self.properties]:
             name, equals, value = text.partition("=")
             if not equals:
                 raise ArgumentError(f"{name.split(' ')[0]!r:.40}: expected a property as NAME=VALUE")
-            found[name.strip()] = value.strip()
-        return found
+            properties[name.strip()] = value.strip()
+        return properties

@@ -100,18 +100,18 @@ class HttpWorkers:
         await asyncio.gather(*self._tasks)
 
     async def _start(self, number: int) -> _Worker:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
+        core_end, worker_end = socket.socketpair()
+        core_end.setblocking(False)
+        with worker_end:
             try:
-                process = await asyncio.to_thread(_start_process, theirs, self._listening)
+                process = await asyncio.to_thread(_start_process, worker_end, self._listening)
             except OSError:
-                ours.close()
+                core_end.close()
                 raise
         setup = msgspec.structs.replace(self._setup, number=number)
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(
-            lambda: CoreLink(self._app, setup, self._metrics.observe_refused_connection, self._gate), sock=ours
+            lambda: CoreLink(self._app, setup, self._metrics.observe_refused_connection, self._gate), sock=core_end
         )
         worker = self._workers[number] = _Worker(number=number, process=process, link=link)
         log.info("HTTP worker %d is process %d", number, process.pid)

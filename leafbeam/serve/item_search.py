@@ -41,21 +41,21 @@ class ItemSearchRoute:
         if unknown := sorted(set(values) - _PARAMETERS):
             raise BodyError(f"there is no parameter {unknown[0][:80]!r}: expected {', '.join(sorted(_PARAMETERS))}")
         if doubled := [name for name in ("query", "limit", "filter") if len(values.getlist(name)) > 1]:
-            raise BodyError(f"{doubled[0]} is there twice: send it once")
+            raise BodyError(f"{doubled[0]} occurs twice: send it once")
         query, names, limit = values.get("query", ""), values.getlist("rule"), _limit_of(values.get("limit", "20"))
         if len(query) > MAX_CHARACTERS or "\0" in query:
             raise BodyError(f"query may have up to {MAX_CHARACTERS} characters, none of them NUL")
         if len(names) > self._engine.limits.max_rules:
             raise BodyError(f"rule may be given up to {counted(self._engine.limits.max_rules, 'time')}")
-        wanted = Expression.of(names, values.get("filter") or None) or ()
+        expression = Expression.of(names, values.get("filter") or None) or ()
         if len(values.getlist("id")) > MAX_ITEMS:
             raise BodyError(f"id may be given up to {MAX_ITEMS} times, not {len(values.getlist('id')):,}")
         if catalog is None:
-            if wanted:
+            if expression:
                 raise BodyError("this server has an index without a catalog, so there are no rules")
             return msgspec.json.encode(_bare(self._engine.version, query.strip(), values.getlist("id"), limit))
         rules = catalog.rules
-        allowed = rules.filter(wanted)
+        allowed = rules.filter(expression)
         ids = [_id_of(text, rules.version) for text in values.getlist("id")]
 
         def read() -> bytes:  # in a thread
@@ -65,14 +65,14 @@ class ItemSearchRoute:
             for row in attributes_of(table):
                 item_id = row.pop("item_id")
                 in_index = _knows(rules.version, item_id)
-                found = FoundItem(
+                item = FoundItem(
                     item_id=item_id,
                     attributes=row,
                     in_index=in_index,
                     rules=tuple(name for name, of_rule in rules.filters.items() if in_index and item_id in of_rule),
                     allowed=in_index and (allowed is None or item_id in allowed),
                 )
-                items.append(found)
+                items.append(item)
             answer = FoundItems(
                 items=tuple(items),
                 num_allowed=rules.version.num_items if allowed is None else len(allowed),

@@ -42,7 +42,10 @@ class Key:
     def __post_init__(self) -> None:
         fields: dict[str, object] = {name: getattr(self, name) for name in ("name", "scope", "sha256", "rate")}
         if not isinstance(fields["name"], str) or not _NAME.fullmatch(self.name):
-            raise DataError(f"a key's name is a letter or digit and up to 63 letters, digits, _, . or -, not {self.name!r:.90}")
+            raise DataError(
+                "a key's name must begin with a letter or digit, and have at most 63 more letters, digits, _, . or -, not "
+                f"{self.name!r:.90}"
+            )
         if self.scope not in SCOPES:
             raise DataError(f"key {self.name!r}: scope must be one of {', '.join(SCOPES)}, not {self.scope!r:.90}")
         if not isinstance(fields["sha256"], str) or not _HASH.fullmatch(self.sha256):
@@ -73,7 +76,7 @@ class KeyFile:
 
     def __init__(self, path: Path, *, rate: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         if rate is not None and not 0 < rate <= 1e9:
-            raise ArgumentError(f"a rate is a number of requests a second above 0, not {rate}")
+            raise ArgumentError(f"the rate must be a number of requests a second above 0, not {rate}")
         self.path, self._rate, self._clock = path, rate, clock
         self._lock = threading.Lock()
         self._state = _state_of(path)
@@ -98,11 +101,11 @@ class KeyFile:
         rate = key.rate or self._rate
         if rate is None:
             return 0.0
-        most = max(1.0, rate)
+        burst = max(1.0, rate)
         with self._lock:
             now = self._clock()
-            left, before = self._left.get(key.name, (most, now))
-            left = min(most, left + (now - before) * rate)
+            left, before = self._left.get(key.name, (burst, now))
+            left = min(burst, left + (now - before) * rate)
             self._left[key.name] = (left - 1.0 if left >= 1.0 else left, now)
         return 0.0 if left >= 1.0 else (1.0 - left) / rate
 
@@ -154,7 +157,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     names_by_hash: dict[str, str] = {}
     for key in keys:
         if (other := names_by_hash.setdefault(key.sha256, key.name)) != key.name:
-            raise DataError(f"{path}: {other!r} and {key.name!r} have one sha256: remove one of them")
+            raise DataError(f"{path}: {other!r} and {key.name!r} have the same sha256: remove one of them")
     return keys
 
 

@@ -68,4 +68,4 @@ def configure_log(log_format: LogFormat, *, values: bool = False, level: int = l
 def current_format() -> LogFormat:
     """Return the format in which this process writes its log."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
-    return "json" if any(isinstance(one, LogFormatter) and one.as_json for one in formatters) else "text"
+    return "json" if any(isinstance(formatter, LogFormatter) and formatter.as_json for formatter in formatters) else "text"

@@ -138,7 +138,7 @@ class Metrics:
 
 def num_tokens(texts: Texts) -> int:
     """Return the tokens of some texts, their ends included."""
-    return sum(len(one.tokens) + one.finished for generations in texts for one in generations)
+    return sum(len(text.tokens) + text.finished for generations in texts for text in generations)
 
 
 def _outcome_of(status: int) -> str:
@@ -213,6 +213,8 @@ class _EngineCollector(Collector):
 
 def _rule_metrics(catalog: Catalog) -> Iterable[Metric]:
     """Yield the metrics of rules, and those of boosts."""
+    version = catalog.rules.definitions_version
+    yield InfoMetricFamily("leafbeam_rules", "The definitions of rules and boosts", value={"version": version})
     for kind, items in (("rule", "Items that a rule allows"), ("boost", "Items for which a boost is not 0")):
         selected = GaugeMetricFamily(f"leafbeam_{kind}_items", items, labels=[kind])
         failed = GaugeMetricFamily(f"leafbeam_{kind}_failed", f"1 if the {kind}'s last evaluation failed", labels=[kind])

@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -58,8 +58,8 @@ _KEY_SCHEME = "key"
 _BEARER = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A key of `leafbeam keys add`, where the server has keys (`--keys`). A route names the scope that it needs; "
-    "`write` may do what `read` may, and `admin` everything.",
+    "description": "A key made by `leafbeam keys add`, if the server has keys (`--keys`). Each route names the scope that it "
+    "needs; `write` includes `read`, and `admin` includes everything.",
 }
 
 
@@ -71,7 +71,7 @@ def document_of(
     learns: bool = True,
     has_users: bool = True,
     has_keys: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the OpenAPI 3.1 document of the routes that this server answers.
 
     Args:
@@ -85,7 +85,7 @@ def document_of(
     parts = {"items": limits is not None, "texts": has_text, "all": True}
     parts |= {"catalog": parts["items"] and has_catalog, "learn": parts["items"] and learns, "users": has_users}
     bodies = {"CompletionBody": has_text, "ItemCompletionBody": parts["items"]}
-    paths: dict[str, Any] = {}
+    paths: dict[str, dict[str, object]] = {}
     for operation in OPERATIONS:
         if parts[operation.part]:
             methods = paths.setdefault(operation.path, {})
@@ -105,7 +105,7 @@ def document_of(
     }
 
 
-def _described(operation: Operation, bodies: Mapping[str, bool], *, has_keys: bool) -> dict[str, Any]:
+def _described(operation: Operation, bodies: Mapping[str, bool], *, has_keys: bool) -> dict[str, object]:
     """Return an operation as the document has it. bodies: whether this server takes a schema, where not all do."""
     values = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -206,7 +206,7 @@ def _text(text: str) -> str:
 def _kinds(schema: Json) -> list[Json]:
     """Return the alternatives of a field; the bounds of 64-bit integers are left out."""
     alternatives = schema.get("anyOf", [schema])
-    return [{key: value for key, value in one.items() if key not in ("minimum", "maximum")} for one in alternatives]
+    return [{key: value for key, value in kind.items() if key not in ("minimum", "maximum")} for kind in alternatives]
 
 
 def type_of(schema: Json, link: str = "{0}") -> str:

@@ -4,8 +4,8 @@ Clients read it too, so this module needs nothing but msgspec.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from leafbeam.json_reader import Json
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
@@ -55,7 +55,7 @@ _SEARCH = tuple(
 )
 _ACCESS = {
     "401": "The server requires a key, and this one is missing or unknown",
-    "403": "This key may not do this, or the request comes from an address that may not",
+    "403": "The scope of this key does not cover the request, or the request comes from an address that may not send it",
 }
 _ASKED = _ACCESS | {
     "400": "The body is not JSON, or the request is not HTTP/1.1",
@@ -77,7 +77,7 @@ _CHANGED = _ASKED | {
     "503": "The table of items or the disk cannot be written now",
 }
 _SEARCHED = {status: text for status, text in _CHANGED.items() if status not in ("409", "415")}
-_READ = _ACCESS | {"429": "This key has sent more requests than it may: try again after `Retry-After` seconds"}
+_READ = _ACCESS | {"429": "This key has used up its rate of requests: try again after `Retry-After` seconds"}
 _COMPLETED = _ASKED | {"404": "There is no such model"}
 FAILURES = _ASKED
 
@@ -120,19 +120,19 @@ class Operation:
         return self.path.replace("{item_id}", "{item_id:path}").replace("{user}", "{user:path}")
 
 
-def _asked(name: str, path: str, summary: str, answer: str, body: tuple[str, ...], **more: Any) -> Operation:
-    shared: dict[str, Any] = {"method": "POST", "need": "read", "failures": _ASKED, "done": "Answered"}
-    return Operation(name=name, path=path, summary=summary, answer=answer, body=body, **(shared | more))
+def _asked(name: str, path: str, summary: str, answer: str, body: tuple[str, ...], **more: object) -> Operation:
+    operation = Operation(name=name, method="POST", path=path, need="read", summary=summary, answer=answer, body=body)
+    return replace(operation, **({"failures": _ASKED, "done": "Answered"} | more))
 
 
-def _read(name: str, path: str, summary: str, answer: str, **more: Any) -> Operation:
-    shared: dict[str, Any] = {"method": "GET", "need": "read", "failures": _READ, "done": "OK"}
-    return Operation(name=name, path=path, summary=summary, answer=answer, **(shared | more))
+def _read(name: str, path: str, summary: str, answer: str, **more: object) -> Operation:
+    read = Operation(name=name, method="GET", path=path, need="read", summary=summary, answer=answer)
+    return replace(read, **({"failures": _READ, "done": "OK"} | more))
 
 
-def _catalog(name: str, method: str, path: str, need: Need, summary: str, answer: str, **more: Any) -> Operation:
-    shared: dict[str, Any] = {"method": method, "need": need, "part": "catalog"}
-    return Operation(name=name, path=path, summary=summary, answer=answer, **(shared | more))
+def _catalog(name: str, method: str, path: str, need: Need, summary: str, answer: str, **more: object) -> Operation:
+    of_catalog = Operation(name=name, method=method, path=path, need=need, part="catalog", summary=summary, answer=answer)
+    return replace(of_catalog, **more)
 
 
 _OPENAI: dict[str, object] = {"failures": _COMPLETED, "failure": "OpenAIError"}

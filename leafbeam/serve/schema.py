@@ -85,7 +85,7 @@ class ReasonAnswer(Struct, frozen=True, kw_only=True):
 
     channel: Annotated[str, Meta(description="`model`, `transition` or `text`; `popular` if nothing found the item.")]
     item_id: Annotated[
-        ItemId | None, Meta(description="The item of the history that it comes from; null for `model` and `popular`.")
+        ItemId | None, Meta(description="The item of the history that led to the item; null for `model` and `popular`.")
     ]
     score: float
 
@@ -135,13 +135,14 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
 
 class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: Annotated[str, Meta(description="The class of the error, such as `UnknownRuleError`.")]
-    message: Annotated[str, Meta(description="What was expected, what came, how to fix it.")]
+    message: Annotated[str, Meta(description="A text that says what was expected, what was sent, and how to fix it.")]
     reason: Annotated[
         str | None,
         Meta(description="With 408, 429, 431 and 503: the reason as the metrics count it, such as `queue_full`."),
     ] = None
     retry_after_ms: Annotated[
-        int | None, Meta(description="With 429 and 503: when to try again; `Retry-After` in whole seconds.")
+        int | None,
+        Meta(description="With 429 and 503: the time after which to try again; `Retry-After` has it in whole seconds."),
     ] = None
     lines: Annotated[
         dict[str, str] | None, Meta(description="For a batch of items: what is wrong with each line, by its number.")
@@ -186,7 +187,9 @@ class ModelBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     directory: Annotated[
         str | None,
-        Meta(description="The directory of the model on the server. Default: that of the served model, read again."),
+        Meta(
+            description="The directory of the model on the server. By default the directory of the served model is read again."
+        ),
     ] = None
 
 
@@ -194,8 +197,8 @@ class ModelAnswer(Struct, frozen=True, kw_only=True):
     """The model that answers requests from now on."""
 
     model_version: Annotated[str | None, Meta(description="A hash of the model's files.")]
-    previous_version: Annotated[str | None, Meta(description="That of the model before.")]
-    seconds: Annotated[float, Meta(description="How long it took to load and warm up the model.")]
+    previous_version: Annotated[str | None, Meta(description="The hash of the model that was replaced.")]
+    seconds: Annotated[float, Meta(description="The time that loading and warming up the model took.")]
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -219,7 +222,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
     """The readiness of the server, with its index and rules."""
 
     ready: bool
-    reason: Annotated[str | None, Meta(description="Why the server is not ready, such as a worker that hangs.")]
+    reason: Annotated[str | None, Meta(description="The reason why the server is not ready, such as a worker that hangs.")]
     index_version: str | None
     model_version: Annotated[
         str | None, Meta(description="A hash of the model's files; null if the model was made in memory.")
@@ -229,6 +232,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
         dict[str, int],
         Meta(description="The number of items that each rule allows now; empty without a key, if the server has keys."),
     ]
+    rules_version: Annotated[
+        str | None, Meta(description="A hash of the rules and boosts: servers with the same ones have the same hash.")
+    ] = None
     threads: Annotated[int | None, Meta(description="Threads of each worker's matrix products.")]
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
     http_workers: Annotated[
@@ -245,7 +251,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
         tuple[LearntWidths, ...], Meta(description="The numbers of beams that each kind of request needs.")
     ] = ()
     feed: Annotated[
-        FeedStatus | None, Meta(description="How far the source of the items is followed; null if they follow none.")
+        FeedStatus | None, Meta(description="The progress in the followed source of items; null if the server follows none.")
     ] = None
 
 

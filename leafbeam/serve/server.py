@@ -115,7 +115,7 @@ class Server:
             files and the settings of the engine are not read, because the engine exists already.
         text: The language model.
         writer: Changes the engine's catalog for clients, or says why it cannot be changed.
-        access: Who may do what.
+        access: The rights of clients.
         observation: Logs and traces requests; by default it logs them as `config` says.
         on_ready: Called with a line that holds the address once requests are answered.
         reloader: A reloader that is installed already; by default `run` installs one.
@@ -333,10 +333,10 @@ def serve(
         on_ready: As for `Server`.
 
     Raises:
-        LeafbeamError: What Engine.load, LiveDirectory.open and Server raise.
+        LeafbeamError: As for Engine.load, LiveDirectory.open and Server.
     """
     if (model is None) != (catalog is None):
-        raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
+        raise ArgumentError("pass both a model and a catalog, or None for both to serve only texts")
     if changes is not None and not isinstance(catalog, CatalogFiles):
         raise ArgumentError("changes need the catalog's files: pass the catalog as CatalogFiles")
     config = config or ServerConfig()

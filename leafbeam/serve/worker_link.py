@@ -101,14 +101,14 @@ class WorkerLink(asyncio.Protocol):
         self._check()
         number, frames = next(self._numbers), asyncio.Queue[_Event]()
         self._open[number] = frames
-        wanted, began, over = asyncio.Event(), False, False
-        reading = asyncio.ensure_future(self._read(number, request.more, wanted, receive))
+        is_wanted, began, over = asyncio.Event(), False, False
+        reading = asyncio.ensure_future(self._read(number, request.more, is_wanted, receive))
         try:
             self.send(Open(number, request.head, request.body, request.more, request.refusal, request.arrived))
             while not over:
                 match await self._next(frames, deadline):
                     case Pull():
-                        wanted.set()
+                        is_wanted.set()
                     case Answer() as answer:
                         began = True
                         await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
@@ -156,15 +156,15 @@ class WorkerLink(asyncio.Protocol):
                     raise UnavailableError(message, reason="core_silent", retry_after_s=_PATIENCE_S) from None
                 until = loop.time() + BEAT_S
 
-    async def _read(self, number: int, more: bool, wanted: asyncio.Event, receive: Receive) -> None:
+    async def _read(self, number: int, more: bool, is_wanted: asyncio.Event, receive: Receive) -> None:
         """Send the parts of a body, each when the core wants it, and note when the client leaves."""
         while (message := await receive())["type"] != "http.disconnect":
             if more:
                 more = bool(message["more_body"])
                 self.send(Part(number, message["body"], more))
                 if more:
-                    await wanted.wait()
-                    wanted.clear()
+                    await is_wanted.wait()
+                    is_wanted.clear()
         if (frames := self._open.get(number)) is not None:
             frames.put_nowait(Gone(number))
 

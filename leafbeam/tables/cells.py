@@ -220,4 +220,4 @@ def _as_lists(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 def no_constant(name: str) -> NoReturn:
     """Raise ValueError for NaN and infinities, which Python's reader takes for JSON."""
-    raise ValueError(f"{name} is not a value of JSON: write null for a missing number")
+    raise ValueError(f"{name} is not valid JSON: write null for a missing number")

@@ -55,7 +55,7 @@ def column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
 
 def _missing(source: SourceTable, name: str, role: str) -> str:
     names = source.names
-    fix = f"name it with {_OPTIONS[role]} (in Python Columns({role}=...))"
+    fix = f"name another one with {_OPTIONS[role]} (in Python Columns({role}=...))"
     if role == "timestamp":
         fix += "; rows that are in order already need no times with --order file (order='file')"
     if role == "item":

@@ -95,7 +95,7 @@ def read_csv(
 
     Raises:
         DataError: For a quote that does not close, text after a closing quote, rows of another length, another encoding, a
-            name of a column that is there twice.
+            name of a column that occurs twice.
     """
     form = form or CsvFormat()
     header = _check(path, form)
@@ -228,11 +228,11 @@ def _read_header(path: Path, head: bytes, form: CsvFormat) -> _Header:
         ) from None
     if form.names:
         return _Header(list(form.names), number, has_rows)
-    if found := re.fullmatch(r"(?i)sep=(\\t|.)?", form.delimiter.join(names)):
-        mark = (found[1] or form.delimiter).replace("\\t", "\t")
+    if excel_line := re.fullmatch(r"(?i)sep=(\\t|.)?", form.delimiter.join(names)):
+        mark = (excel_line[1] or form.delimiter).replace("\\t", "\t")
         raise DataError(
-            f"{path}, line {number} is {found[0]!r}, which is for Excel: remove this line, so that the file begins with the "
-            f"names of the columns, and pass --delimiter {'tab' if mark == chr(9) else repr(mark)}"
+            f"{path}, line {number} is {excel_line[0]!r}, which is for Excel: remove this line, so that the file begins with "
+            f"the names of the columns, and pass --delimiter {'tab' if mark == chr(9) else repr(mark)}"
         )
     for index in [index for index, name in enumerate(names) if not name]:
         names[index] = next(name for number in count(index) if (name := f"unnamed_{number}") not in names)

@@ -129,12 +129,13 @@ def read_ratings(path: Path) -> SourceTable:
     width = len(rows[0]) if rows else 0
     if width not in (3, 4):
         raise DataError(
-            f"{path}: line 1 has {counted(width, 'field')}: expected user, item, rating and perhaps time, as cornac has them"
+            f"{path}: line 1 has {counted(width, 'field')}: expected user, item, rating and perhaps time, as in cornac's files"
         )
     for (number, _), row in zip(lines, rows, strict=True):
         if len(row) != width:
             raise DataError(
-                f"{path}, line {number:,} has {counted(len(row), 'field')}, but the first has {width}: expected as many in all"
+                f"{path}, line {number:,} has {counted(len(row), 'field')}, but the first has {width}: expected the same "
+                "number in all rows"
             )
     columns = dict(zip(("user_id", "item_id", "rating", "timestamp"), zip(*rows, strict=True), strict=False))
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})

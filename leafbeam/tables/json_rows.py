@@ -41,7 +41,7 @@ def read_json(path: Path) -> Content:
     """Return the content of a file; of JSON lines the list of the lines' content.
 
     Raises:
-        DataError: For text that is not JSON, a key that is there twice, NaN, or another encoding, with its line.
+        DataError: For text that is not JSON, a key that occurs twice, NaN, or another encoding, with its line.
     """
     try:
         if ending_of(path, WHOLE):
@@ -151,7 +151,9 @@ def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path:
     has_ids = [id_name in row for row in objects.values()]
     if any(has_ids) and not all(has_ids):
         key = list(objects)[has_ids.index(False)]
-        raise DataError(f"{path}: the row {key!r} has no {id_name!r}, others have: expected it in all rows, or in none")
+        raise DataError(
+            f"{path}: the row {key!r} has no {id_name!r}, but other rows have one: expected it in all rows, or in none"
+        )
     if any(has_ids):
         return list(objects.values()), False
     return [{id_name: key, **row} for key, row in objects.items()], True

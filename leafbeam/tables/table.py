@@ -163,15 +163,15 @@ def check_names(names: Sequence[str], source: str) -> None:
                 f"{source} has a character that cannot be seen in the name of the column {short_repr(name)}: remove it"
             )
         is_one_line = len(names) == 1 and "\t" in name  # of a file whose delimiter is a tab: a missing column says so
-        if not is_one_line and (found := re.search(_CONTROL, name)):
-            what = "a NUL character" if found[0] == "\0" else "a control character, such as a line break or tab,"
+        if not is_one_line and (match := re.search(_CONTROL, name)):
+            what = "a NUL character" if match[0] == "\0" else "a control character, such as a line break or tab,"
             raise DataError(f"{source} has {what} in the name of the column {short_repr(name)}: remove it")
         if name != name.strip():
             raise DataError(f"{source} has blanks around the name of the column {short_repr(name)}: remove them")
         if name.lower() in before:
             other = before[name.lower()]
             both = f"the column {name!r} twice" if other == name else f"the columns {other!r} and {name!r}"
-            raise DataError(f"{source} has {both} (upper and lower case are one): rename one of them")
+            raise DataError(f"{source} has {both} (upper and lower case ignored): rename one of them")
         before[name.lower()] = name
 
 

@@ -105,8 +105,8 @@ class EvaluationConfig:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("num_beams", "max_items", "batch_users", "threads")}
-        check_whole(**{name: value for name, value in given.items() if value is not None})
+        numbers = {name: getattr(self, name) for name in ("num_beams", "max_items", "batch_users", "threads")}
+        check_whole(**{name: value for name, value in numbers.items() if value is not None})
 
 
 def evaluate(

@@ -229,7 +229,7 @@ def _files_of_log(
     if path is not None and is_dataset(Path(path)):
         path, interactions = None, path
     if (path is None) == (interactions is None):
-        raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
+        raise ArgumentError("pass either a directory, or interactions=FILE (and items=FILE)")
     if path is not None:
         directory = Path(path)
         if directory.exists() and not directory.is_dir():
@@ -268,7 +268,7 @@ def log_from_tables(
         interactions: The interactions.
         items: The items.
         columns: The names of the columns.
-        rules: What is kept, dropped and converted.
+        rules: The rules by which rows are kept, dropped and converted.
 
     Raises:
         DataError: If a column is missing; an id is empty, has control characters, or has another type than others; an item is
@@ -384,8 +384,8 @@ class _Rows(NamedTuple):
             "tied_times": rows.num_tied if rules.order == "time" else 0,
         }
         if not core_E.any():
-            rule = f"no {rules.k_core}-core: no user is left" if rules.k_core else "no interaction whose item is listed"
-            raise DataError(f"of {counted(len(listed_E), 'row')} there is {rule}")
+            rule = f"is in the {rules.k_core}-core of users and items" if rules.k_core else "has an item that is listed"
+            raise DataError(f"of {counted(len(listed_E), 'row')} none {rule}")
         return rows.at(core_E), counts
 
     @property

@@ -38,8 +38,8 @@ def item_table(
         taken, offered = same_type(taken, offered, ids, items)
     check_listed_once(offered, items)
     rows = pc.index_in(taken.column, value_set=offered.values)
-    found = len(taken) - rows.null_count
-    if not found:
+    num_joined = len(taken) - rows.null_count
+    if not num_joined:
         other = repr(offered.values[0].as_py()) if len(offered) else "no items"
         raise DataError(
             f"no item of {ids.source}, such as {taken.values[0].as_py()!r}, is in {items.source}, which has {other}: the ids "
@@ -48,7 +48,7 @@ def item_table(
     others = [name for name in items.table.column_names if name not in (item_column, "item_id")]
     attributes = items.table.select(others).take(rows)
     table = pa.Table.from_arrays([taken.column, *attributes.columns], names=["item_id", *others])
-    return table.replace_schema_metadata(None), len(offered) - found
+    return table.replace_schema_metadata(None), len(offered) - num_joined
 
 
 def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
@@ -56,8 +56,9 @@ def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
     ids = numpy_ids(items["item_id"])
     if ids.dtype.kind != log.item_ids.dtype.kind:
         raise DataError(
-            f"item ids are like {log.item_ids[0].item()!r} in the log and {ids[0].item()!r} in the run: expected one type; "
-            "--text-ids reads all as text"
+            f"item ids look like {log.item_ids[0].item()!r} in the log and {ids[0].item()!r} in the run: expected the same "
+            "type in "
+            "both; --text-ids reads all ids as text"
         )
     rows_N = rows_among(log.item_ids, ids)
     items_E = rows_N[log.histories.items_E]
@@ -66,7 +67,7 @@ def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
         missing_N = occurs_N & (rows_N < 0)
         raise DataError(
             f"{counted(missing_N.sum(), 'item of the log has', 'items of the log have')} no Semantic ID, the first is "
-            f"{log.item_ids[missing_N.argmax()].item()!r}: give each one, or take its rows out of the log"
+            f"{log.item_ids[missing_N.argmax()].item()!r}: give each of them one, or remove their rows from the log"
         )
     histories = Histories(indptr_U1=log.histories.indptr_U1, items_E=items_E.astype(np.int32), times_E=log.histories.times_E)
     return replace(log, item_ids=ids, items=items, histories=histories, report=replace(log.report, items=len(ids)))

@@ -77,7 +77,7 @@ class RankingMetrics:
     def estimates(self) -> dict[str, Estimate]:
         """Return the five figures by their names in the literature."""
         names = ("Recall@1", "Recall@5", "Recall@10", "NDCG@5", "NDCG@10")
-        return dict(zip(names, (getattr(self, one.name) for one in fields(self)[1:]), strict=True))
+        return dict(zip(names, (getattr(self, field.name) for field in fields(self)[1:]), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

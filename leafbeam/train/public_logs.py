@@ -95,8 +95,8 @@ def _read_items(path: Path, reviewed: set[str]) -> pa.Table:
                 "description": _text(record.get("description")),
             }
     if not rows:
-        found = f"{counted(count, 'product')}, but none that a review names" if count else "no lines"
-        raise DataError(f"{path} has {found}: is it the metadata of the same category?")
+        contents = f"{counted(count, 'product')}, but none that a review names" if count else "no lines"
+        raise DataError(f"{path} has {contents}: is it the metadata of the same category?")
     names = next(iter(rows.values()))
     return pa.Table.from_pylist(list(rows.values()), pa.schema([(name, pa.string()) for name in names]))
 

@@ -113,7 +113,7 @@ class EvaluationReport:
         fit_on: The parts on which the baselines, and the model, were fitted.
         segments: Recall@10 for items by "popularity" (their training interactions) and for users by the length of their
             "history", in the lists that the verdict compares.
-        lists: What the lists of each method show.
+        lists: The shares and novelty of the lists of each method.
     """
 
     part: str
@@ -138,7 +138,7 @@ class EvaluationReport:
     def _rows(self) -> tuple[list[str], list[list[str]]]:
         """Return heads and rows of the table: figures of each ranking with standard errors, seen items kept and removed."""
         rows: dict[str, tuple[RankingMetrics, ...]] = {
-            LABELS.get(name, name): tuple(getattr(found, seen) for seen in SEEN) for name, found in self.rankings.items()
+            LABELS.get(name, name): tuple(getattr(ranking, seen) for seen in SEEN) for name, ranking in self.rankings.items()
         }
         if (free := self.unconstrained) is not None:
             rows[f"model alone, {counted(free.users, 'user')}"] = (free.constrained,)
@@ -178,8 +178,8 @@ class EvaluationReport:
                 table.add_row(_ROWS[kind].format(segment.name), f"{segment.users:,}", *recalls)
             table.add_section()
         lists = [self.lists[name] for name in self.compared]
-        table.add_row("catalog that is shown", "", *(f"{one.coverage:.1%}" for one in lists))
-        table.add_row("novelty, bits", "", *(f"{one.novelty:.1f}" for one in lists))
+        table.add_row("catalog that is shown", "", *(f"{segment_list.coverage:.1%}" for segment_list in lists))
+        table.add_row("novelty, bits", "", *(f"{segment_list.novelty:.1f}" for segment_list in lists))
         return table
 
     def plot(self) -> "Figure":

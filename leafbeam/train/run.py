@@ -32,7 +32,7 @@ _BASELINES_SHARE = 0.1  # of a budget in minutes
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainOptions:
-    """How a training runs, beside its recipe.
+    """The options of a training, beside its recipe.
 
     Args:
         progress: Called with the state of training.
@@ -158,6 +158,6 @@ def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
     if count := int((rows_N < 0).sum()):
         missing: np.generic = log.item_ids[int(np.argmin(rows_N))]
         items = f"{count:,} of the log's {counted(len(rows_N), 'item')} {'has' if count == 1 else 'have'}"
-        found = f"{items} no Semantic ID, the first is {missing.item()!r}"
-        raise ItemIdError(f"{found}: fit the SIDs on this log with `leafbeam fit-sids`")
+        lack = f"{items} no Semantic ID, the first is {missing.item()!r}"
+        raise ItemIdError(f"{lack}: fit the SIDs on this log with `leafbeam fit-sids`")
     return sids.codes[rows_N]

@@ -69,7 +69,7 @@ def segments_of(
 
     Args:
         ranks: The ranks of each ranking by its name.
-        seen: Which of their lists count.
+        seen: The lists that count: with seen items, or without.
         values_U: The number of each user.
         least: The smallest number of each segment, ascending.
     """
@@ -80,8 +80,8 @@ def segments_of(
         if chosen_U.any():
             name = f"{low} or more" if high is None else f"{low}" if high == low + 1 else f"{low} to {high - 1}"
             recalls: dict[str, Estimate] = {}
-            for ranking, found in ranks.items():
-                ranks_u = getattr(found, seen)[chosen_U]
+            for ranking, ranking_ranks in ranks.items():
+                ranks_u = getattr(ranking_ranks, seen)[chosen_U]
                 recalls[ranking] = Estimate.from_values(((ranks_u >= 0) & (ranks_u < 10)).astype(np.float64))
             segments.append(Segment(name=name, users=int(chosen_U.sum()), recall_10=recalls))
     return tuple(segments)
@@ -92,7 +92,7 @@ def plot(segments: Mapping[str, Sequence[Segment]], names: Mapping[str, str], ti
 
     Args:
         segments: The segments of each panel, by the label of its axis.
-        names: What to call each ranking that is drawn.
+        names: The name of each ranking that is drawn.
         title: The title of the figure.
     """
     with optional_imports("a plot"):
@@ -102,13 +102,13 @@ def plot(segments: Mapping[str, Sequence[Segment]], names: Mapping[str, str], ti
     figure = Figure(figsize=(5.2 * len(segments), 4.2), layout="constrained")
     panels = figure.subplots(1, len(segments), squeeze=False, sharey=True)[0]
     for axes, (label, shown) in zip(panels, segments.items(), strict=True):
-        places = np.arange(len(shown))
+        positions = np.arange(len(shown))
         for number, (ranking, name) in enumerate(names.items()):
-            found = [segment.recall_10[ranking] for segment in shown]
+            estimates = [segment.recall_10[ranking] for segment in shown]
             shift = 0.08 * (number - (len(names) - 1) / 2)
-            means, errors = [one.mean for one in found], [one.error for one in found]
-            axes.errorbar(places + shift, means, errors, marker="o", markersize=4, capsize=2, linewidth=1, label=name)
-        axes.set_xticks(places, [f"{segment.name}\n{counted(segment.users, 'user')}" for segment in shown], fontsize=8)
+            means, errors = [estimate.mean for estimate in estimates], [estimate.error for estimate in estimates]
+            axes.errorbar(positions + shift, means, errors, marker="o", markersize=4, capsize=2, linewidth=1, label=name)
+        axes.set_xticks(positions, [f"{segment.name}\n{counted(segment.users, 'user')}" for segment in shown], fontsize=8)
         axes.set(xlabel=label, ylim=(0, None))
     panels[0].set_ylabel("Recall@10")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -106,8 +106,9 @@ def cut_in_time(log: InteractionLog, *, share: float = 0.1) -> Split:
     goes_back = bool(((np.diff(times_E) < 0) & (np.diff(users_E) == 0)).any())
     if goes_back or not train_E.any() or first == second:
         raise ArgumentError(
-            f"the times of the {counted(len(times_E), 'interaction')} leave no cut: expected times that differ and that do not "
-            "fall in a user's history; without them, hold out each user's last items"
+            f"the times of the {counted(len(times_E), 'interaction')} cannot be cut into earlier and later ones: expected "
+            "times "
+            "that differ, and that never decrease within the history of a user; otherwise hold out each user's last items"
         )
     held_out: list[NDArray[np.int32]] = []
     for known_E, until_E in ((train_E, before_test_E), (before_test_E, np.ones_like(train_E))):

@@ -52,9 +52,12 @@ class GraphTeacher:
     def __init__(self, histories: Histories, num_items: int, *, num_targets: int, config: MemoryConfig = _NEAR) -> None:
         self._config, self._num_targets = config, num_targets
         pairs = count_pairs(histories.indptr_U1, histories.items_E, num_items, self._config)
-        self._items_C, self._counts_C = pairs.items_C.astype(np.int32), pairs.counts_C.astype(np.float32)
-        self._indptr_N1 = np.searchsorted(pairs.rows_C, np.arange(num_items + 1))
-        self._sums_N = np.bincount(pairs.rows_C, pairs.counts_C, num_items).astype(np.float32)
+        self._graph = _Graph(
+            indptr_N1=np.searchsorted(pairs.rows_C, np.arange(num_items + 1)),
+            items_C=pairs.items_C.astype(np.int32),
+            counts_C=pairs.counts_C.astype(np.float32),
+            sums_N=np.bincount(pairs.rows_C, pairs.counts_C, num_items).astype(np.float32),
+        )
         self._scratch_N = np.zeros(num_items, np.float32)
 
     def targets(self, items_BT: NDArray[np.integer], first: int = 0) -> SoftTargets:
@@ -65,53 +68,57 @@ class GraphTeacher:
         config = self._config
         shape = items_BT.shape[0] * (items_BT.shape[1] - first), self._num_targets
         targets = SoftTargets(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
-        arrays = self._indptr_N1, self._items_C, self._counts_C, self._sums_N, self._scratch_N
-        decays = config.history, config.history_decay, config.distances, config.distance_decay
-        _targets(items_BT.astype(np.int32), first, *arrays, *decays, *targets)
+        decays = _Decays(config.history, config.history_decay, config.distances, config.distance_decay)
+        _targets(items_BT.astype(np.int32), first, self._graph, self._scratch_N, decays, targets)
         return targets
 
 
+class _Graph(NamedTuple):
+    """The transitions of each item, the entries of one item side by side, and the sum of each item's counts."""
+
+    indptr_N1: NDArray[np.int64]
+    items_C: NDArray[np.int32]
+    counts_C: NDArray[np.float32]
+    sums_N: NDArray[np.float32]
+
+
+class _Decays(NamedTuple):
+    """The lengths and decays of `MemoryConfig` that the teacher uses."""
+
+    history: int
+    history_decay: float
+    distances: int
+    distance_decay: float
+
+
 @njit(cache=True, nogil=True)
-def _targets(
-    items_BT,
-    first,
-    indptr_N1,
-    items_C,
-    counts_C,
-    sums_N,
-    scratch_N,
-    history,
-    history_decay,
-    distances,
-    distance_decay,
-    out_PR,
-    weights_PR,
-):
+def _targets(items_BT, first, graph, scratch_N, decays, targets):
+    out_PR, weights_PR = targets.items_PR, targets.weights_PR
     num_targets = out_PR.shape[1]
     touched = np.empty(scratch_N.size, np.int32)
     for b in range(items_BT.shape[0]):
         for t in range(max(first, 1), items_BT.shape[1]):
             p = b * (items_BT.shape[1] - first) + t - first
-            target, weight, found = items_BT[b, t], np.float32(1), 0
-            for back in range(min(history, t)):
+            target, weight, num_touched = items_BT[b, t], np.float32(1), 0
+            for back in range(min(decays.history, t)):
                 row = items_BT[b, t - 1 - back]
-                own = np.float32(distance_decay**back) if back < distances else np.float32(0)
-                total = sums_N[row] - own
+                own = np.float32(decays.distance_decay**back) if back < decays.distances else np.float32(0)
+                total = graph.sums_N[row] - own
                 if total > 1e-4:
-                    for entry in range(indptr_N1[row], indptr_N1[row + 1]):
-                        item, count = items_C[entry], counts_C[entry]
+                    for entry in range(graph.indptr_N1[row], graph.indptr_N1[row + 1]):
+                        item, count = graph.items_C[entry], graph.counts_C[entry]
                         if item == target:
                             count -= own
                         if count > 1e-4:
                             if scratch_N[item] == 0:
-                                touched[found] = item
-                                found += 1
+                                touched[num_touched] = item
+                                num_touched += 1
                             scratch_N[item] += weight * count / total
-                weight *= np.float32(history_decay)
+                weight *= np.float32(decays.history_decay)
             for s in range(t):
                 scratch_N[items_BT[b, s]] = 0
-            values = np.empty(found, np.float32)
-            for at in range(found):
+            values = np.empty(num_touched, np.float32)
+            for at in range(num_touched):
                 values[at] = scratch_N[touched[at]]
                 scratch_N[touched[at]] = 0
             order = np.argsort(-values)[:num_targets]

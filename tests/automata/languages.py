@@ -1,6 +1,7 @@
 """Small vocabularies, patterns and views of automata that their tests share."""
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.vocabulary import real_vocabulary
 from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.errors import MissingExtraError
 
 # Letters, pieces of words, the two halves of é and the whole, a token twice, one with an end inside é, and one that is no text.
@@ -58,6 +60,26 @@ def members(automaton: Automaton, sequences: list[tuple[int, ...]]) -> set[tuple
     return found
 
 
+def edges_of(language: ByteDFA) -> list[tuple[list[tuple[int, int]], bool]]:
+    """Return the edges of a minimal automaton by bytes, and where strings end: the same for the same language."""
+    class_256, indptr, label_E, next_E = language.edges
+    rows: list[list[tuple[int, int]]] = [
+        sorted(
+            (byte, int(next_E[edge]))
+            for edge in range(begin, end)
+            for byte in np.flatnonzero(class_256 == label_E[edge]).tolist()
+        )
+        for begin, end in pairwise(indptr.tolist())
+    ]
+    order, number = [0][: len(rows)], {0: 0}
+    for state in order:
+        for _, to in rows[state]:
+            if to not in number:
+                number[to] = len(order)
+                order.append(to)
+    return [([(byte, number[to]) for byte, to in rows[state]], bool(language.accepting_X[state])) for state in order]
+
+
 def distances(automaton: Automaton) -> np.ndarray:
     """How many tokens each state is from a place where a sequence may end, -1 where there is none."""
     states = np.arange(automaton.num_states)
@@ -82,3 +104,21 @@ def same(first: Automaton, second: Automaton) -> None:
     origins = np.repeat(states, np.diff(pointer))
     assert np.array_equal(first.step(origins, codes), second.step(origins, codes))
     assert np.array_equal(first.masks(states), second.masks(states))
+
+
+def walked(language: ByteDFA, rng: np.random.Generator) -> str | None:
+    """A random text of a language, None for one that does not end soon."""
+    class_256, indptr, label_E, next_E = language.edges
+    state, text = 0, bytearray()
+    while len(text) < 400:
+        edges = range(indptr[state], indptr[state + 1])
+        if language.accepting_X[state] and (not edges or rng.random() < 0.5):
+            return text.decode()
+        candidates = [
+            (byte, int(next_E[edge])) for edge in edges for byte in np.flatnonzero(class_256 == label_E[edge]).tolist()
+        ]
+        closing = [pair for pair in candidates if pair[0] in b'"]}'] if len(text) > 40 or rng.random() < 0.3 else []
+        plain = [pair for pair in candidates if 32 <= pair[0] < 127]
+        byte, state = (closing or plain or candidates)[rng.integers(len(closing or plain or candidates))]
+        text.append(byte)
+    return None

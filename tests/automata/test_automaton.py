@@ -11,8 +11,21 @@ from hypothesis import strategies as st
 from leafbeam import Trie
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.regex import compile_pattern
 from leafbeam.errors import AutomatonError
-from tests.automata.languages import LETTERS, distances, members, patterns, same, spelled, vocabularies
+from tests.automata.languages import LETTERS, distances, edges_of, members, patterns, same, spelled, vocabularies
+
+_RANGES = ["[a-y]", "[^b]", "[^é-日]", r"[\x{7f}-\x{7ff}]", r"\x{800}", r"[\x{d7ff}-\x{10000}]", "[[a-z]&&[^\x02m]]", "[^\n]"]
+_NAMED = [r"\d", r"[\w&&[^a]]", "[[:alpha:]]", "(?i:a)", r"\p{Greek}", r"\u00e9", r"\.", r"\n", "."]
+all_patterns = st.recursive(
+    st.sampled_from([*"ab3é日🙂", *_RANGES, *_NAMED]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"(?:{pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{0,2}"])).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+    ),
+    max_leaves=5,
+)
 
 
 def test_a_byte_whose_only_edges_return_to_the_start_is_not_a_byte_without_edges() -> None:
@@ -235,3 +248,12 @@ def test_chains_are_found_by_default_for_choices_and_sequences_only() -> None:
     masked = Automaton.from_regex("abc", [b"a", b"b", b"c"], compress=True, dense_share=0.0)
     assert masked.chains is not None
     assert (masked.chains.token_S[0], masked.chains.length_S[0]) == (0, 3)
+
+
+@settings(max_examples=150)
+@given(all_patterns)
+def test_a_pattern_has_the_automaton_that_all_bytes_alone_give(pattern: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leafbeam.automata.regex.first_bytes", lambda _: np.arange(256))
+        expected = compile_pattern(pattern, 10_000)
+    assert edges_of(compile_pattern(pattern, 10_000)) == edges_of(expected)

@@ -46,6 +46,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "additionalProperties": {"type": "string", "pattern": "^(ab|a{3,90})+$"}, "maxProperties": 3},
     {"type": "string", "pattern": r"^(?:\S+\s+){0,9}\S+$", "minLength": 50, "maxLength": 130},
     {"type": "array", "items": {"type": "string", "pattern": "^a{90}b*$|^é+$", "maxLength": 200}, "maxItems": 2},
+    {"type": "array", "items": {"type": "array", "items": {"type": "string", "maxLength": 60}, "maxItems": 6}, "maxItems": 7},
     {
         "$ref": "#/$defs/tree",
         "$defs": {"tree": {"properties": {"a": {"$ref": "#/$defs/tree"}, "b": {"type": ["string", "null"]}}}},
@@ -115,6 +116,23 @@ def test_a_counted_repetition_has_the_strings_of_one_that_is_written_out(
     valid = set[bytes]().union(*levels[low : None if high is None else high + 1])
     every = set[bytes]().union(*levels, {text + b"a" for level in levels for text in level}, {b"b", b"c", b"abc"})
     assert {text for text in every if len(text) <= 7 and language.accepts(text)} == {text for text in valid if len(text) <= 7}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 3), (1, 1), (2, 4), (2, None), (0, None)])
+def test_a_repeated_network_that_repeats_long_parts_has_the_strings_of_its_automaton(low: int, high: int | None) -> None:
+    inner, networks = Network(100_000), (Network(100_000), Network(100_000))
+    node = inner.node()
+    inner.add_repeated(START, ByteDFA.from_strings([b"a", b"bc"]), node, 2, 900)
+    inner.add_text(node, b",", END)
+    networks[0].add_repeated(START, inner, END, low, high)
+    networks[1].add_repeated(START, inner.language(), END, low, high)
+    assert networks[0].arrays().accepting_X.size < 200, "its copies are short"
+    first, second = (network.language() for network in networks)
+    assert first.num_states > 1000
+    for text in (b"", b"aa,", b"a,", b"a" * 900 + b",", b"a" * 901 + b","):
+        for count in range(6):
+            assert first.accepts(text * count) == second.accepts(text * count)
+            assert first.accepts(b"bca," * count + text) == second.accepts(b"bca," * count + text)
 
 
 @pytest.mark.parametrize("count", [5, 9, 40])

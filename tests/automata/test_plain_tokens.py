@@ -4,8 +4,10 @@ import itertools
 import random
 
 import numpy as np
+import pytest
 
 from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.automata.plain_tokens import PlainTokens
 
 SIGNS = [
     " ",
@@ -26,16 +28,17 @@ SIGNS = [
 OTHERS = ['"', "\\", "\n", "\x7f", "\x80", "\x9f", "\x00"]
 
 
-def test_plain_tokens_are_the_beginnings_of_text_without_quotes_backslashes_and_controls() -> None:
+@pytest.mark.parametrize("max_bytes", [100, 3])
+def test_plain_tokens_are_the_beginnings_of_text_without_quotes_backslashes_and_controls(max_bytes: int) -> None:
     rng = random.Random(0)
     texts = {"".join(rng.choices(SIGNS + OTHERS, k=rng.randint(1, 4))).encode() for _ in range(600)}
     cut = {text[: rng.randint(1, len(text))] for text in texts} | {text[rng.randint(0, len(text) - 1) :] for text in texts}
     vocabulary = sorted(texts | cut | {bytes([byte]) for byte in range(256)})
-    plain = TokenTrie.of(vocabulary).plain
+    plain = PlainTokens.of(TokenTrie.of(vocabulary).nodes, len(vocabulary), max_bytes)
     ends = [bytes(end) for count in range(4) for end in itertools.product((0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF), repeat=count)]
 
     def is_plain(text: bytes) -> bool:
-        return any(_is_text(text + end) for end in ends)
+        return len(text) <= max_bytes and any(_is_text(text + end) for end in ends)
 
     bits = np.unpackbits(plain.mask_W.view(np.uint8), bitorder="little")[: len(vocabulary)]
     assert [text for text, bit in zip(vocabulary, bits, strict=True) if bit] == [text for text in vocabulary if is_plain(text)]
@@ -54,8 +57,12 @@ def test_masks_of_strings_are_those_of_a_walk_over_all_tokens() -> None:
     words = {
         "".join(rng.choices([*SIGNS, *OTHERS, '",', "\\n", "abcdefgh"], k=rng.randint(1, 6))).encode() for _ in range(3_000)
     }
+    words |= {
+        ("ab" * length)[:length].encode() + end for length in (11, 12, 13, 29, 30, 31, 60) for end in (b"", b'"', b"\xc3")
+    }
     tokens = TokenTrie.of(sorted(words | {bytes([byte]) for byte in range(256)}))
-    for part in ({}, {"maxLength": 70}, {"maxLength": 7}, {"minLength": 60}, {"pattern": "^[^z]*$"}, {"pattern": "^[ -é]*$"}):
+    bounds = [{"maxLength": length} for length in (7, 11, 12, 13, 14, 29, 31, 32, 70)]
+    for part in ({}, *bounds, {"minLength": 60}, {"pattern": "^[^z]*$"}, {"pattern": "^[ -é]*$"}):
         automaton = Automaton.from_json_schema(
             {"type": "array", "prefixItems": [{"const": "k" * 70}, {"type": "string", **part}]}, tokens
         )

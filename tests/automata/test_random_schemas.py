@@ -10,6 +10,7 @@ import pytest
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_schema import schema_language
 from leafbeam.errors import AutomatonError
+from tests.automata.languages import walked
 
 WORDS = ["a", "b", "ab", "a/b", "é", "x y", "null", "0", ""]
 VALUES: list[Any] = ["a", "ab", 1, 1.0, 2.5, -3, None, True, False, [], [1, "a"], {}, {"a": None}, {"a": [1], "b": {"c": "d"}}]
@@ -74,24 +75,6 @@ def language_of(schema: Any) -> ByteDFA | None:
         if "allows nothing" not in str(error):
             raise
         return None
-
-
-def walked(language: ByteDFA, rng: np.random.Generator) -> str | None:
-    """A random text of a language, None for one that does not end soon."""
-    class_256, indptr, label_E, next_E = language.edges
-    state, text = 0, bytearray()
-    while len(text) < 400:
-        edges = range(indptr[state], indptr[state + 1])
-        if language.accepting_X[state] and (not edges or rng.random() < 0.5):
-            return text.decode()
-        candidates = [
-            (byte, int(next_E[edge])) for edge in edges for byte in np.flatnonzero(class_256 == label_E[edge]).tolist()
-        ]
-        closing = [pair for pair in candidates if pair[0] in b'"]}'] if len(text) > 40 or rng.random() < 0.3 else []
-        plain = [pair for pair in candidates if 32 <= pair[0] < 127]
-        byte, state = (closing or plain or candidates)[rng.integers(len(closing or plain or candidates))]
-        text.append(byte)
-    return None
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -15,7 +15,7 @@ from leafbeam.automata.json_scope import INTERNAL, KNOWN, NOTES, REFUSED
 from leafbeam.automata.json_text import FORMATS
 from leafbeam.automata.network import determinized
 from leafbeam.errors import AutomatonError
-from tests.automata.test_random_schemas import walked
+from tests.automata.languages import walked
 
 _OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}, "c": {}}}
 _LIST: dict[str, Any] = {"type": "array", "items": {"enum": [1, 2, "a", [1]]}}

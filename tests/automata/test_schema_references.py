@@ -176,7 +176,7 @@ def test_every_error_of_a_schema_has_its_pointer(schema: dict[str, Any], pointer
 
 def test_a_doubled_key_of_a_schema_is_named() -> None:
     """T6: JSON's readers would take the last one silently."""
-    with pytest.raises(AutomatonError, match="'type' is there twice"):
+    with pytest.raises(AutomatonError, match="'type' occurs twice"):
         schema_language('{"anyOf": [{"type": "null", "type": "boolean"}]}', 10_000)
 
 

@@ -75,7 +75,7 @@ def test_the_client_is_open_loop_and_reports_what_broke():
         async with server:
             port = server.sockets[0].getsockname()[1]
             plan = [Planned(at=0.01 * num if num < 5 else 0.1 * num, body={"num": num}) for num in range(7)]
-            answers = await send_all(f"http://127.0.0.1:{port}", plan)
+            answers = await send_all([f"http://127.0.0.1:{port}"], plan)
             await asyncio.sleep(0.05)  # for the server to see that the client is gone
             return answers
 

@@ -1,9 +1,10 @@
 """A small shop: items with a price and a stock."""
 
+import numpy as np
 import pyarrow as pa
 
 from leafbeam.catalog import Catalog
-from leafbeam.index import Trie
+from leafbeam.index import ItemColumn, Trie
 
 NUM_ITEMS = 300
 IDS = [f"é{i:03d}" for i in range(NUM_ITEMS)]
@@ -30,3 +31,21 @@ def change(catalog: Catalog, sql: str) -> None:
     with catalog._table.writing() as writing:
         writing.connection.execute(sql)
         writing.connection.commit()
+
+
+def numbers(catalog: Catalog, column: ItemColumn) -> dict[str, float]:
+    """The number of each live item by its id."""
+    version = catalog.rules.version
+    assert column.index.identity == version.identity
+    ids = version.all_items.item_ids()
+    segment_n, row_n = version.locate(ids)
+    found = [
+        column.at(version.segments[segment].trie.items.ordinal_N[[row]].astype(np.int64), segment)[0]
+        for segment, row in zip(segment_n, row_n, strict=True)
+    ]
+    return dict(zip(ids.tolist(), np.array(found).tolist(), strict=True))
+
+
+def groups(catalog: Catalog, column: str) -> dict[str, str | None]:
+    names = [*catalog.rules.group_names(column), None]
+    return {item_id: names[int(number)] for item_id, number in numbers(catalog, catalog.rules.groups(column)).items()}

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog, definitions, row_map, sessions
 from leafbeam.index import Trie
-from tests.catalog.shop import change
-from tests.catalog.test_boosts import groups, numbers
+from tests.catalog.shop import change, groups, numbers
 
 RULES = {
     "cheap": "price < 20",

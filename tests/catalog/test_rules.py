@@ -102,9 +102,9 @@ def test_a_key_of_many_dots_is_refused_at_once(tmp_path, text):
         ({"refresh": "60s"}, "but it has no where"),
         ({}, "but it has no where"),
         ({"where": "true", "every": "60s"}, "but it has 'every' too"),
-        ({"where": 3}, "has to be the text of an SQL predicate, not 3"),
-        ({"where": ""}, "has to be the text of an SQL predicate"),
-        ([], "has to be the text of an SQL predicate"),
+        ({"where": 3}, "must be an SQL predicate as text, not 3"),
+        ({"where": ""}, "must be an SQL predicate as text"),
+        ([], "must be an SQL predicate as text"),
     ],
 )
 def test_a_rule_of_another_shape_is_refused_and_hides_no_other(value, says):
@@ -150,17 +150,17 @@ def test_a_rule_of_a_command_line_is_one_text():
         (["cheap"], "write a rule as NAME=PREDICATE"),
         ([""], "write a rule as NAME=PREDICATE"),
         (["a b=price < 3"], "write a rule as NAME=PREDICATE"),
-        (["=price < 3"], "a rule's name is a letter and"),
-        (["7=price < 3"], "a rule's name is a letter and"),
-        (["cheap="], "rule 'cheap' has to be the text of an SQL predicate"),
+        (["=price < 3"], "a rule's name must begin with a letter"),
+        (["7=price < 3"], "a rule's name must begin with a letter"),
+        (["cheap="], "rule 'cheap' must be an SQL predicate as text"),
         (["cheap@=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
         (["cheap@often=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
         (["cheap=name = '\udcc3'"], "rule 'cheap' holds bytes that are not UTF-8"),
         (["cheap=price < 3", "cheap=price < 4"], "rule 'cheap' is stated twice"),
         (["cheap=a" + ".a" * 1001 + " = 1.5"], "rule 'cheap' has 1,001 dots outside numbers: expected at most 1,000"),
         (["cheap=price > 1" + " or price > 1.5" * 5000], "rule 'cheap' has 75,009 characters: expected at most 65,536"),
-        (["cheap=" + "(" * 101], "rule 'cheap' has 101 brackets inside each other: expected at most 100"),
-        (["cheap=" + "len([" * 51 + "1" + "])" * 51 + " > 0"], "rule 'cheap' has 102 brackets inside each other"),
+        (["cheap=" + "(" * 101], "rule 'cheap' has brackets nested 101 levels deep: expected at most 100"),
+        (["cheap=" + "len([" * 51 + "1" + "])" * 51 + " > 0"], "rule 'cheap' has brackets nested 102 levels deep"),
     ],
 )
 def test_an_invalid_text_of_a_rule_is_refused(texts, says):
@@ -187,7 +187,9 @@ def test_a_rule_can_be_added_replaced_and_removed(catalog):
     catalog.remove_rule("dear")
     with pytest.raises(UnknownRuleError, match="unknown rule 'dear'; the rules of this catalog are: cheap, in_stock, rare"):
         catalog.filter(["dear"])
-    with pytest.raises(UnknownRuleError, match="no rule 'dear' to remove: cheap, in_stock, rare"):
+    with pytest.raises(
+        UnknownRuleError, match="no rule 'dear' to remove; the rules of this catalog are: cheap, in_stock, rare"
+    ):
         catalog.remove_rule("dear")
 
 

@@ -173,7 +173,7 @@ def test_files_that_disagree_and_a_directory_without_tables_are_refused(tmp_path
 def test_options_of_a_table_need_one(tmp_path: Path) -> None:
     result = call("build", "--run", tmp_path, "--out", tmp_path / "x")
     assert result.exit_code == 2
-    assert "go with a TABLE" in result.stderr
+    assert "work only with a TABLE" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_inspect_takes_one_of_its_two_arguments(tmp_path: Path) -> None:
     for words in ((), (tmp_path, "--plan", "5,3,2")):
         result = call("inspect", *words)
         assert result.exit_code == 2
-        assert "one of the two" in result.stderr
+        assert "either a PATH" in result.stderr
 
 
 @pytest.mark.parametrize("how", ["c", "list"])
@@ -326,7 +326,7 @@ def test_a_catalog_that_is_written_anew_does_not_stay_beside_changes_without_the
         sids = SidTable.load(run.sids)
         SidTable(item_ids=sids.item_ids, codes=sids.codes[::-1], codebook_sizes=sids.codebook_sizes).save(run.sids)
     built = flat(succeed("build", "--run", run.path, *(["--force"] if how == "--force" else [])))
-    assert "live.1 has the items and rules that came since the last build" in built
+    assert "live.1 holds the items and rules that were added after the last build" in built
     assert "10 items" in built
     succeed("items", "import", tmp_path / "new.jsonl", "--run", run.path)
     assert "rule cheap: 5 items" in succeed("build", "--run", run.path, "--rule", "cheap=price < 3")  # 0, 1, 2, new and 9

@@ -122,7 +122,7 @@ def test_a_disk_that_fills_up_is_named_and_the_next_build_goes_on(
         refused = call(*words)
     assert refused.exit_code == 2
     assert f"the disk of {tmp_path} is full" in flat(refused.stderr)
-    assert "the same command goes on from there" in flat(refused.stderr)
+    assert "run the same command to continue from there" in flat(refused.stderr)
     assert is_old(tmp_path)
     assert "going on behind row" in flat(call(*words).stderr)
     assert is_built(tmp_path, expected)

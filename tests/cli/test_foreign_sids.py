@@ -106,7 +106,7 @@ def test_offsets_of_levels_are_recognised_and_said(tmp_path: Path, form: Writer,
     table, shown = imported(tmp_path, form(tmp_path, codes + 32 * np.arange(4)), *words)
     assert table.codes[np.argsort(table.item_ids.astype(np.int64))].tolist() == codes.tolist()
     assert table.codebook_sizes == (32, 32, 32, 32)
-    assert "codes are read less 0, 32, 64, 96, the offsets of their levels" in shown
+    assert "codes are read without the offsets of their levels: 0, 32, 64, 96" in shown
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_other_offsets_are_recognised(
     table, shown = imported(tmp_path, npy(tmp_path, codes + np.array(offsets)), *words)
     assert table.codes.tolist() == codes.tolist()
     assert table.codebook_sizes == expected
-    assert "the offsets of their levels" in shown
+    assert "without the offsets of their levels" in shown
 
 
 def test_few_items_with_offsets_need_the_codebook_sizes(tmp_path: Path) -> None:
@@ -180,7 +180,9 @@ def test_more_levels_than_possible_are_refused_with_the_option(tmp_path: Path, f
     """S2: a matrix of levels and many items, and one of items that is turned."""
     codes = codes_of((32, 32, 32), 100)
     path = form(tmp_path, codes.T)
-    with pytest.raises(DataError, match=r"3 items of 100 levels, at most 65 are possible: read it with --transposed"):
+    with pytest.raises(
+        DataError, match=r"3 items of 100 levels, but at most 65 levels are possible: read it with --transposed"
+    ):
         read_sids(path)
     assert read_sids(path, transposed=True).numbers_NL.tolist() == codes.tolist()
     with pytest.raises(DataError, match=r"read it without --transposed"):
@@ -190,7 +192,7 @@ def test_more_levels_than_possible_are_refused_with_the_option(tmp_path: Path, f
 @pytest.mark.parametrize("form", [tensors, by_item, lines, csv, parquet])
 def test_only_a_matrix_can_be_turned(tmp_path: Path, form: Writer) -> None:
     """S2"""
-    with pytest.raises(ArgumentError, match="--transposed is for matrices alone"):
+    with pytest.raises(ArgumentError, match="--transposed is only for matrices"):
         read_sids(form(tmp_path, codes_of((4, 4), 5)), transposed=True)
 
 
@@ -223,11 +225,11 @@ def test_objects_from_sids_to_items_and_tokens_in_one_text_are_read(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"<a_1><b_2>": [7], "<a_0><b_3>": [7]}, "item 7 is in <a_0><b_3> and before"),
+        ({"<a_1><b_2>": [7], "<a_0><b_3>": [7]}, "item 7 is in <a_0><b_3> and in an earlier one"),
         ({"<a_1><b_2>": [None]}, "has the item None"),
         ({"<a_1><b_2>": [[7]]}, "has the item"),
-        ({"<a_1><b_2>": [7], "other": [8]}, "has Semantic IDs as keys, and 'other'"),
-        ({"<a_1><b_2>": [7], "<a_1>": [8]}, "has Semantic IDs as keys, and '<a_1>'"),
+        ({"<a_1><b_2>": [7], "other": [8]}, "has Semantic IDs as keys, but also 'other'"),
+        ({"<a_1><b_2>": [7], "<a_1>": [8]}, "has Semantic IDs as keys, but also '<a_1>'"),
         ({"<a_1><b_2>": [7], "<a_1><c_2>": [8]}, "has '<c_2>' at level 1"),
         ({"<a_1><b_2>": [7], "<a_1><b_2><c_3>": [8]}, "has 3 codes, other items have 2"),
         ({"7": "<a_1>lamp<b_2>"}, "expected a list of tokens"),
@@ -288,7 +290,7 @@ def test_ids_of_json_and_tensors_are_checked_as_those_of_tables(tmp_path: Path, 
 def test_keys_of_json_that_differ_in_blanks_alone_are_one_item(tmp_path: Path, other: str) -> None:
     """D8: as in CSV."""
     (tmp_path / "x.json").write_text(json.dumps({"a": [0, 1], other: [1, 1]}))
-    with pytest.raises(DataError, match="is there before, with other blanks around it: keep one"):
+    with pytest.raises(DataError, match="occurs twice, with different blanks around it: keep one"):
         read_sids(tmp_path / "x.json")
     (tmp_path / "x.json").write_text(json.dumps({other: [1, 1]}))
     assert read_sids(tmp_path / "x.json").item_ids.tolist() == ["a"]

@@ -113,10 +113,10 @@ def test_a_streamed_text_is_the_text(model_dir: Path):
         (("--regex", "(a"), "brackets"),
         (("--regex", "a", "--texts", 2), "1 to --beams"),
         (("--regex", "a", "--max-tokens", 0), "max_tokens"),
-        (("--regex", "a", "--top-k", 2), "go with --temperature"),
+        (("--regex", "a", "--top-k", 2), "pass --temperature too"),
         (("--regex", "a", "--temperature", 0), "temperature is 0"),
-        (("--regex", "a", "--temperature", 1, "--beams", 2), "name one of them"),
-        (("--regex", "a", "--stream", "--json"), "without --beams and --json"),
+        (("--regex", "a", "--temperature", 1, "--beams", 2), "pass only one of them"),
+        (("--regex", "a", "--stream", "--json"), "does not work with --beams or --json"),
         (("--regex", "a", "--temperature", 1, "--scoring", "full"), "scoring='full'"),
         (("--regex", "a", "--beams", 10**6), "1,000,000 texts: expected at most 100,000"),
         (("--regex", "a", "--temperature", 1, "--texts", 10**8), "expected at most 100,000"),
@@ -141,4 +141,4 @@ def test_too_little_memory_is_named(model_dir: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("leafbeam.text.TextGenerator.generate", fail)
     result = run("--model", model_dir, "--prompt", "A", "--regex", "a", "--beams", 1000)
     assert result.exit_code == 2
-    assert "the memory does not hold 1,000 texts at a time: lower --beams" in " ".join(result.stderr.split())
+    assert "there is not enough memory for 1,000 texts at a time: lower --beams" in " ".join(result.stderr.split())

@@ -85,7 +85,7 @@ def test_every_form_makes_the_same_run(tmp_path: Path, column: str, words: tuple
     ("name", "content", "message"),
     [
         ("a.json", "{", "cannot be read as JSON"),
-        ("a.json", '{"1": ["<a_1>"], "1": ["<a_2>"]}', "'1' is there twice"),
+        ("a.json", '{"1": ["<a_1>"], "1": ["<a_2>"]}', "'1' occurs twice"),
         ("a.json", {}, "holds no codes"),
         ("a.json", {"1": []}, "expected a list of tokens or numbers"),
         ("a.json", {"1": None}, "item '1' has the codes None"),
@@ -98,15 +98,15 @@ def test_every_form_makes_the_same_run(tmp_path: Path, column: str, words: tuple
         ("a.json", {"1": [True]}, "has the code True"),
         ("a.json", {"1": [1.5]}, "has the code 1.5"),
         ("a.json", {"1": ["<a_1234567890>"]}, "has the code '<a_1234567890>'"),
-        ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 1, "codes": [2]}', "item 1 is in line 2 and before"),
-        ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": "b", "codes": [2]}', "has items int and str"),
+        ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 1, "codes": [2]}', "item 1 is in line 2 and in an earlier one"),
+        ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": "b", "codes": [2]}', "has item ids of the types int and str"),
         ("a.jsonl", '{"item_id": null, "codes": [1]}', "line 1 has item_id None"),
         ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 2}', "item 2 has the codes None"),
         ("a.jsonl", "[1]", "expected an object from items to codes"),
         ("a.csv", "item_id,c0\n1,\n2,2\n", "line 2 has no number in c0"),
         ("a.csv", "item_id,c0\n,1\n", "column 'item_id': empty in line 2"),
         ("a.csv", "item_id,c0\n1,-1\n", "codes below 0"),
-        ("a.csv", "id,c0\n1,1\n", "--item-column names other ids"),
+        ("a.csv", "id,c0\n1,1\n", "--item-column names another column of ids"),
         ("a.csv", "item_id,c0,c2\n1,1,1\n", "no c1"),
         ("a.npy", b"no array", "cannot be read"),
         ("a.pt", b"no tensor", "not a file of tensors that can be read safely"),
@@ -184,7 +184,7 @@ def model(tmp_path: Path) -> Path:
         ({"1": [1, 2]}, [], "name the model's tokens of each level with --tokens '<a_*>,<b_*>' (its tokenizer"),
         ({"1": [1, 2]}, ["--tokens", "<a_*>"], "has 2 levels: expected as many --tokens, not 1"),
         ({"1": [1, 2]}, ["--tokens", "<a_*>,<b_>"], "expected one * in the place of the number"),
-        ({"1": [1, 2]}, ["--tokens", "<a_*>,<b_*>", "--first-token", "3"], "expected one of --tokens and --first-token"),
+        ({"1": [1, 2]}, ["--tokens", "<a_*>,<b_*>", "--first-token", "3"], "pass either --tokens"),
         ({"1": [1, 2]}, ["--first-token", "10"], "--first-token needs --codebook-sizes"),
         ({"1": [1, 2]}, ["--first-token", "18", "--codebook-sizes", "4"], "tokens outside the vocabulary of 20"),
         ({"1": [1, 9]}, ["--first-token", "10", "--codebook-sizes", "4"], "code 9 at level 1, whose codebook has 4 codes"),
@@ -202,7 +202,7 @@ def test_tokens_are_named_or_counted_from_the_first(tmp_path: Path, model: Path)
     words = ["--tokens", "<a_*>,<b_*>", "--prompt", "w5{history}", "--run", tmp_path / "named"]
     shown = call("import", "--sids", table, "--model", model, *words)
     assert "prompts are the tokens 5 HISTORY" in shown.stdout, shown.output
-    assert "2 items have codes unlike their tokens' numbers" in shown.stdout  # there is no token <b_1>
+    assert "2 items have codes that differ from the numbers in their tokens" in shown.stdout  # there is no token <b_1>
     named = load_model(tmp_path / "named" / "model")
     assert named.vocabulary.tokens(Trie.load(tmp_path / "named" / "index.leafbeam").codes_of([1, 2])).tolist() == [
         [11, 16],

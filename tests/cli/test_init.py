@@ -13,8 +13,8 @@ import pytest
 
 from leafbeam.cli import status
 from leafbeam.cli.run import Source
-from tests.cli.test_sources import write_log
 from tests.fixtures.command_line import call, flat, succeed
+from tests.fixtures.logs import write_log
 
 
 def answers(*lines: object) -> str:

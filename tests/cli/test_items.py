@@ -139,7 +139,7 @@ def test_a_change_of_an_item_loads_no_model_no_server_and_no_needless_encoder(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("INSERT INTO items SELECT * FROM items WHERE item_id = 'i2'", "these come again: 'i2' (2 rows)"),
+        ("INSERT INTO items SELECT * FROM items WHERE item_id = 'i2'", "these occur again: 'i2' (2 rows)"),
         ("INSERT INTO items (title) VALUES ('tea')", "has 1 row without item_id"),
         ("CREATE TABLE other AS FROM items; DROP TABLE items; CREATE VIEW items AS FROM other", "has to be a table"),
         ("ALTER TABLE items ALTER item_id TYPE INT USING CAST(item_id[2:] AS INT)", "ids of this index are strings"),
@@ -262,7 +262,7 @@ def test_the_index_of_pandas_is_left_out_and_named(run: Path, tmp_path: Path, fo
     result = call("import", str(path), "--run", str(run))
     assert result.exit_code == 0, result.stderr
     name = "unnamed_0" if form == "csv" else "__index_level_0__"
-    assert f"Left out: {name}. Such a column has no name in the file" in result.stdout
+    assert f"Left out: {name}. The file does not name these columns" in result.stdout
     assert "n1" in ids_of(run)
 
 

@@ -65,7 +65,7 @@ def test_fit_sids_warns_of_ids_that_never_match(tmp_path: Path) -> None:
     [
         (("--user-column", "item_id"), "expected a column for each (--user-column, --item-column, --time-column)"),
         (("--encoding", "klingon"), "expected the name of an encoding, such as utf-8, latin-1 or utf-16"),
-        (("--format", "amazon", "--encoding", "latin-1"), "--encoding goes with --format tables"),
+        (("--format", "amazon", "--encoding", "latin-1"), "--encoding needs --format tables"),
     ],
 )
 def test_settings_that_cannot_be_right_are_refused_at_once(tmp_path: Path, words: tuple[str, ...], message: str) -> None:

@@ -52,12 +52,12 @@ def test_columns_of_users_may_have_any_name(run: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--users", "u.parquet"), "--users and --out go together"),
-        (("--out", "o", "--history", "a"), "--users and --out go together"),
-        (("--users", "u.parquet", "--out", "o", "--user", "b"), "or --users TABLE"),
-        (("--users", "u.parquet", "--out", "o", "--deny", "b"), "not with --users"),
-        (("--user", "b", "--ray"), "go with --users"),
-        (("--user", "b", "--workers", "2"), "go with --users"),
+        (("--users", "u.parquet"), "pass both --users"),
+        (("--out", "o", "--history", "a"), "pass both --users"),
+        (("--users", "u.parquet", "--out", "o", "--user", "b"), "and --users TABLE"),
+        (("--users", "u.parquet", "--out", "o", "--deny", "b"), "works only with --history and --user"),
+        (("--user", "b", "--ray"), "work only with --users"),
+        (("--user", "b", "--workers", "2"), "work only with --users"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(run: Path, words: tuple[str, ...], message: str):

@@ -3,34 +3,18 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from leafbeam import Trie
 from leafbeam.cli.run import Source
 from leafbeam.errors import DataError
 from tests.fixtures.command_line import call
+from tests.fixtures.logs import write_log
 
 OPTIONS = (
     *("--user-column", "customer", "--item-column", "sku", "--id-column", "code", "--time-column", "at"),
     *("--time-unit", "ms", "--delimiter", ";", "--text-columns", "name", "--text-ids"),
 )
-
-
-def write_log(directory: Path) -> tuple[Path, Path]:
-    """Orders and goods under names of their own: 40 items with numbers as ids, 60 customers, times in milliseconds."""
-    rng = np.random.default_rng(0)
-    orders, goods = directory / "orders.csv", directory / "goods.csv"
-    rows = [
-        f"{customer};{(3 * customer + step) % 40};{1_700_000_000_000 + 1000 * step}"
-        for customer in range(60)
-        for step in range(int(rng.integers(3, 8)))
-    ]
-    orders.write_text("\n".join(["customer;sku;at", *rows]) + "\n", encoding="utf-8")
-    words = ("red", "green", "blue", "small", "large")
-    rows = [f"{item};{words[item % 5]} {words[item % 3]} thing;{item / 2}" for item in range(40)]
-    goods.write_text("\n".join(["code;name;price", *rows]) + "\n", encoding="utf-8")
-    return orders, goods
 
 
 def test_a_cut_in_time_is_remembered_and_needs_times(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ HEALTH = Reply(status=200, headers={}, body=b'{"alive": true}')
 BUSY = Reply(status=429, headers={"retry-after": "2"}, body=b'{"error": {"type": "OverloadedError", "message": "full"}}')
 CUT = Fault(code="cut", message="ended the connection")
 REFUSED = Fault(code="unreachable", message="was not reached")
-LATE = Fault(code="late", message="gave no whole answer in time")
+LATE = Fault(code="late", message="did not send its whole answer in time")
 
 
 class Run:

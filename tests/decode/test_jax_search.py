@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from leafbeam import BeamSearch, Trie  # noqa: E402
 from leafbeam.decode.jax_search import BatchSplit, JaxBeamSearch  # noqa: E402
 from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError  # noqa: E402
 from leafbeam.index import Segment, Version  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SIZES = (40, 200, 7)
 STATES = 61
@@ -77,14 +79,6 @@ def assert_same(ours: Any, truth: Any) -> None:
     for mine, its in zip(ours.item_ids, truth.item_ids, strict=True):
         assert mine.tolist() == its.tolist()
     np.testing.assert_array_equal(ours.codes, truth.codes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """Compiled with less care, in half the time; what is compiled for speed is tested where that matters."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def test_the_demo_never_deletes_files_that_it_did_not_make(tmp_path: Path):
 def test_the_demo_refuses_missing_data_and_invalid_minutes(tmp_path: Path):
     with pytest.raises(DataError, match="there is no directory"):
         demo(runs=tmp_path, data=tmp_path / "nothing")
-    with pytest.raises(ArgumentError, match="positive number of minutes"):
+    with pytest.raises(ArgumentError, match="a number of minutes above 0"):
         demo(runs=tmp_path, minutes=0)
 
 

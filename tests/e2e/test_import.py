@@ -133,7 +133,9 @@ def run(theirs: Theirs) -> Path:
     output = succeed("import", *theirs.words, "--data", theirs.folder / "interactions.parquet", "--run", run)
     assert "1 item without a SID left out" in output
     assert "2 items share their SID with another" in output
-    assert "items have codes unlike their tokens' numbers" in output  # of 30 tokens <b_*>, some belong to no item
+    assert (
+        "items have codes that differ from the numbers in their tokens" in output
+    )  # of 30 tokens <b_*>, some belong to no item
     assert output.strip().endswith(f"Next: leafbeam serve --run {run}")
     return run
 

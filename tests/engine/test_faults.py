@@ -194,7 +194,7 @@ def test_a_late_request_that_was_alone_is_told_how_long_a_batch_takes(engine, mo
     for seconds, requests in ((0.0, [late]), (0.02, [late]), (0.02, [late, late])):
         monkeypatch.setattr(LatencyModel, "p95", lambda self, size, seconds=seconds: seconds)
         engine.scheduler._fail_expired(requests)
-    begin = "not started within its deadline of 0.001 s: "
+    begin = "the request was not started within its deadline of 0.001 s: "
     ends = ["a batch takes longer: allow more", "a batch takes about 20 ms: allow more"]
     ends += ["the server has more requests than it can answer"] * 2
     assert [str(error) for error in errors] == [begin + end for end in ends]

@@ -142,7 +142,7 @@ def test_a_precision_that_there_is_not():
 
 def test_models_that_cannot_multiply_in_bfloat16_are_refused(shop: Shop):
     model = deepcopy(shop.model).bfloat16()
-    with pytest.raises(ArgumentError, match="precision='bfloat16' is of a model in float32 on a CPU"):
+    with pytest.raises(ArgumentError, match="precision='bfloat16' needs a model in float32 on a CPU"):
         Engine(model, shop.trie, settings=Settings(precision="bfloat16"))
 
 
@@ -181,7 +181,7 @@ def test_an_encoder_decoder_multiplies_in_int8_alone(shop: Shop, monkeypatch: py
     sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
     model = EncoderDecoder(EncoderDecoderConfig(vocab_size=vocabulary.size, **sizes), vocabulary).eval()
     if precision == "bfloat16":
-        with pytest.raises(ArgumentError, match="'bfloat16' is of a decoder, and this is an encoder-decoder: choose int8"):
+        with pytest.raises(ArgumentError, match="'bfloat16' needs a decoder, and this is an encoder-decoder: choose int8"):
             Engine(model, shop.trie, settings=Settings(precision=precision))
         return
     request = Request(history=("é3",), num_items=5, num_beams=20)

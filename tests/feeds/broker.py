@@ -1,6 +1,7 @@
 """A broker of Kafka within this process: librdkafka's own mock cluster, which speaks Kafka's protocol on a local port.
 
-It keeps topics, messages, groups' offsets and their metadata in memory. It has no transactions, compaction or retention.
+It keeps topics, messages, groups' offsets and their metadata in memory. It has no transactions or compaction. It keeps about
+5 MB of a partition and removes older messages.
 """
 
 import itertools

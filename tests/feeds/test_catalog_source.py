@@ -1,11 +1,8 @@
 """Servers whose items follow a source: each by itself, with its position on disk beside the changes."""
 
 import re
-import shutil
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +17,23 @@ from leafbeam.feeds import Batch, CatalogSource, Followed, ItemChange, KafkaFeed
 from leafbeam.feeds.catalog_source import WriterTarget
 from leafbeam.feeds.follower import make
 from leafbeam.ingest import CatalogWriter, Lines
+from leafbeam.ingest.request_log import RequestLog
 from leafbeam.serve.feed_config import FeedConfig
 from tests.feeds.broker import FAST, Broker, created, deleted, updated
 from tests.feeds.crashes import Killed, Point
+from tests.feeds.followers import copy_of, row, wait_for
 from tests.serve.running import opened, serving
 
 PROPERTIES = tuple(f"{name}={value}" for name, value in FAST.items())
-
-
-def row(item: int, price: float = 1.0, **more: Any) -> dict[str, Any]:
-    return {"item_id": item, "codes": [item % 8, item % 16], "title": f"new {item}", "price": price, "stock": 1} | more
 
 
 def config(broker: Broker, topic: str, **options: Any) -> FeedConfig:
     return FeedConfig(kafka=topic, servers=broker.address, properties=PROPERTIES, **options)
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    give_up = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
-    return found
-
-
 def contents(client: httpx.Client, ids: range) -> dict[Any, Any]:
     with Client(str(client.base_url)) as asking:
         return {item.item_id: item.attributes for item in asking.find_items(item_ids=ids).items if item.in_index}
-
-
-def copy_of(shop: Any, name: str) -> Any:
-    """The run of another server of the same shop, without its changes."""
-    directory = shop.directory.parent / f"{shop.directory.name}-{name}"
-    shutil.copytree(shop.directory, directory, ignore=shutil.ignore_patterns("live"))
-    return replace(shop, directory=directory)
 
 
 def test_servers_follow_one_topic_and_a_new_one_begins_with_a_snapshot(broker: Broker, shop: Any) -> None:
@@ -240,6 +220,23 @@ def test_an_error_is_told_and_following_is_tried_again(shop: Any) -> None:
         skipping.stop()
 
 
+def test_a_position_is_shown_once_requests_see_its_changes(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[Any, bool]] = []
+    with opened(shop, "on") as (_, writer):
+        assert isinstance(writer, CatalogWriter)
+        append = RequestLog.append
+
+        def append_and_look(log: RequestLog, *arguments: Any, **options: Any) -> None:
+            append(log, *arguments, **options)
+            shown.append((writer.position, bool(writer.catalog.index.version().knows([3300])[0])))
+
+        monkeypatch.setattr(RequestLog, "append", append_and_look)
+        writer.move({"0": 5})
+        writer.follow("put", Lines.of_rows([row(3300)]), {"0": 6})
+        assert shown == [({"0": 5}, False)]  # it is on disk
+        assert (writer.position, writer.catalog.index.version().knows([3300]).tolist()) == ({"0": 6}, [True])
+
+
 def test_changes_of_clients_are_refused_where_items_follow_a_source(shop: Any) -> None:
     with opened(shop, "on") as (_, writer):
         assert isinstance(writer, CatalogWriter)
@@ -257,6 +254,31 @@ def test_an_offset_that_the_topic_does_not_have_is_named(broker: Broker) -> None
     for offset in (7, -1, "x"):
         with pytest.raises(FeedError, match=f"up to offset {offset!r}, but the topic has 0 to 1"):
             KafkaFeed(broker.address, topic, position={"0": offset}, properties=FAST, timeout_s=10.0)
+
+
+def test_a_topic_that_lost_changes_before_they_were_read_is_named_and_the_items_stay(broker: Broker, shop: Any) -> None:
+    topic = broker.new_topic()
+    broker.send(topic, created(row(4100)), created(row(4101)), partition=0)
+    with opened(shop, "on") as (_, writer):
+        assert isinstance(writer, CatalogWriter)
+        source = CatalogSource(config(broker, topic), writer)
+        source.start()
+        before = {"0": 2, "1": 0, "2": 0, "3": 0}
+        wait_for(lambda: writer.position == before)
+        source.stop()
+        broker.send(topic, created(row(4102)), deleted({"item_id": 4100}), partition=0)
+        broker.send(topic, *[created(row(4103, title="x" * 900_000))] * 7, partition=0)  # the broker keeps 5 MB of a partition
+        source = CatalogSource(config(broker, topic), writer)
+        source.start()
+        error = wait_for(lambda: source.status.error)
+        assert re.search(
+            "followed partition 0 up to offset 2, but the topic has [1-9][0-9]* to 11: changes were removed", error
+        )
+        assert "Begin with a newer snapshot" in error
+        assert source.unready_reason is not None
+        source.stop()
+        assert writer.position == before
+        assert writer.catalog.index.version().knows([4100, 4101, 4102, 4103]).tolist() == [True, True, False, False]
 
 
 def test_settings_of_a_source_are_checked(shop: Any) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from contextlib import closing
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_a_bad_change_is_named_by_its_offset_or_skipped_and_counted(broker: Brok
         assert counts(run(broker, topic, client, skip_bad=True)) == (2, 0, 0, 1)
         assert "skipped partition 3, offset 1" in caplog.text
         broker.send(topic, created(row(2002, colour="red")), created(row(2003)), created(row(2004, codes=[99, 0])), partition=3)
-        with pytest.raises(FeedError, match=r"2 of its changes cannot be made.*offset 3: there is no column 'colour'"):
+        with pytest.raises(FeedError, match=r"2 of its changes cannot be applied.*offset 3: there is no column 'colour'"):
             run(broker, topic, client)
         assert in_index(client, [2003]) == [False]
         assert counts(run(broker, topic, client, skip_bad=True)) == (1, 0, 0, 2)
@@ -118,6 +119,55 @@ def test_a_follower_may_begin_at_the_end_and_stays_there(broker: Broker, shop: A
     with live(shop) as url, Client(url) as client:
         assert counts(run(broker, topic, client, start="now")) == (1, 0, 0, 0)
         assert in_index(client, [2000, 2001]) == [False, True]
+
+
+def test_a_batch_has_messages_of_all_partitions_where_the_catalog_keeps_the_position(broker: Broker) -> None:
+    topic, sizes = broker.new_topic(), []
+    for partition in range(4):
+        broker.send(topic, *[created(row(partition + 4 * number)) for number in range(10)], partition=partition)
+    position: dict[str, object] = {}
+    seen: dict[int, list[int]] = {partition: [] for partition in range(4)}
+    with closing(broker.feed(topic, position=position, max_changes=16)) as feed:
+        time.sleep(1)  # so that messages of all partitions are at hand
+        while not feed.is_at_end:
+            batch = feed.read(0.05)
+            if batch is not None:
+                sizes.append((len(batch.changes), len(batch.end)))
+                for change in batch.changes:
+                    seen[change.row["item_id"] % 4].append(change.row["item_id"])
+                assert batch.position == feed.position | batch.end
+                feed.commit(batch)
+                assert feed.position == batch.position
+    assert max(count for count, _ in sizes) <= 16
+    assert max(partitions for _, partitions in sizes) > 1
+    assert seen == {partition: [partition + 4 * number for number in range(10)] for partition in range(4)}
+
+
+def test_a_change_after_a_quiet_time_does_not_make_the_items_old(broker: Broker) -> None:
+    topic = broker.new_topic()
+    for partition in range(4):
+        broker.send(topic, created(row(2000 + partition)), partition=partition)
+    with closing(broker.feed(topic)) as feed:
+
+        def read_to_end() -> None:
+            while not feed.is_at_end:
+                batch = feed.read(0.05)
+                if batch is not None:
+                    feed.commit(batch)
+
+        read_to_end()
+        quiet_until = time.time() + 0.5
+        while time.time() < quiet_until:
+            assert feed.read(0.05) is None
+        broker.send(topic, created(row(2004)), partition=1)
+        batch = None
+        while batch is None:
+            batch = feed.read(0.05)
+        assert feed.complete_until is not None
+        assert feed.complete_until > quiet_until - 0.2  # not when the last change before it came
+        feed.commit(batch)
+        read_to_end()
+        assert feed.complete_until > quiet_until
 
 
 def test_what_is_wrong_with_a_broker_or_a_topic_is_named(broker: Broker) -> None:

@@ -89,7 +89,7 @@ def test_rows_and_then_differences_are_made(files: DeltaFiles | IcebergFiles, sh
         assert json.loads(position.read_text())["to"] is None
         wide = pa.schema([*SCHEMA, ("colour", pa.string())])
         files.write(arrow([{**row(2000), "colour": "red"}], wide))
-        with pytest.raises(FeedError, match=r"1 of its changes cannot be made.*colour"):
+        with pytest.raises(FeedError, match=r"1 of its changes cannot be applied.*colour"):
             run(files.source(), position, client)
         columns = SourceColumns(names=("codes", "title", "price", "stock"))
         assert counts(run(files.source(), position, client, columns=columns)) == (0, 1, 3, 0)

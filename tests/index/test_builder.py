@@ -18,6 +18,7 @@ from leafbeam.errors import ArgumentError, CodesError, IndexFileError, ItemIdErr
 from leafbeam.index import external_sort
 from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.items import check_unique
+from tests.index.tries import same
 
 DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 
@@ -26,17 +27,6 @@ def chunks_of(rng: np.random.Generator, size: int) -> list[slice]:
     """Cuts at random places, some of them at the same: empty chunks."""
     cuts = np.sort(rng.integers(0, size + 1, rng.integers(0, 6)))
     return [slice(int(a), int(b)) for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
-
-
-def same(one: Trie, other: Trie) -> None:
-    assert one.version == other.version
-    assert one.num_leaves == other.num_leaves
-    assert np.array_equal(one.items.order_N, other.items.order_N)
-    assert one.item_ids.tolist() == other.item_ids.tolist()
-    for ours, theirs in zip(one.levels, other.levels, strict=True):
-        assert (ours.layout, ours.width, ours.codes.dtype) == (theirs.layout, theirs.width, theirs.codes.dtype)
-        assert np.array_equal(ours.codes, theirs.codes)
-        assert ours.boundary == theirs.boundary
 
 
 @settings(max_examples=50)

@@ -13,7 +13,7 @@ from leafbeam.errors import IndexFileError, ItemIdError
 from leafbeam.index.build_estimate import BuildEstimate
 from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.saved_runs import SavedRuns
-from tests.index.test_builder import same
+from tests.index.tries import same
 
 SIZES = [60, 5, 300]
 LIMIT = 4000  # 125 rows a run

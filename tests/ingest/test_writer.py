@@ -185,9 +185,9 @@ def test_a_decided_change_that_cannot_be_made_is_made_before_the_next(shop: Shop
         writer.put(rows({"item_id": "first", "codes": [1, 1]}))
         with monkeypatch.context() as patch:
             patch.setattr("leafbeam.live.commit_store.CommitStore.commit", raising(LogError("the disk is gone")))
-            with pytest.raises(LogError, match=r"the change is on disk but could not be made \(the disk is gone\)"):
+            with pytest.raises(LogError, match=r"the change is on disk but could not be applied \(the disk is gone\)"):
                 writer.put(rows({"item_id": "late", "codes": [1, 2], "price": 4}), KEY)
-            with pytest.raises(LogError, match="no other is made before it"):
+            with pytest.raises(LogError, match="later changes wait for it"):
                 writer.put(rows({"item_id": "later", "codes": [1, 3]}))
         assert writer.put(rows({"item_id": "late", "codes": [1, 2], "price": 4}), KEY).inserted == 1
         assert writer.put(rows({"item_id": "later", "codes": [1, 3]})).number == 3

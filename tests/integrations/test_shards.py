@@ -119,8 +119,8 @@ class MortalShards(LocalShards):
         self._files = [directory / shard.file for shard in ShardManifest.load(directory).shards]
         super().__init__(list(map(Shard, self._files)))
 
-    def call(self, method: str, arguments: Any) -> dict[int, Any]:
-        if self.before and method == self.before[0] and self._dies in arguments:
+    def call(self, method: Any, arguments: Any) -> dict[int, Any]:
+        if self.before and method.__name__ == self.before[0] and self._dies in arguments:
             self.before.pop(0)
             self.deaths += 1
             self._shards[self._dies] = Shard(self._files[self._dies])
@@ -160,7 +160,7 @@ def test_a_shard_that_comes_back_with_another_index_is_refused(tmp_path: Path) -
             link.before.append(before)
             with pytest.raises(ShardError, match=r"shard 2: its index has version \w+: expected \w+; load the shards again"):
                 ShardedSearch(index, 20, num_retries=1).run(a_model(), 2)
-        with pytest.raises(ShardError, match=r"shard 2 has version .* of its index, the manifest"):
+        with pytest.raises(ShardError, match=r"shard 2 has version .* of its index, but the manifest"):
             ShardedIndex.load(tmp_path / "a")
         build_shards(lambda: [(trie.codes_of(trie.item_ids), trie.item_ids)], trie.codebook_sizes, 3, tmp_path / "a")
 

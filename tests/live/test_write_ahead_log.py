@@ -136,7 +136,7 @@ def test_heads_that_overlap_are_refused_before_their_payloads_are_hashed_again_a
         return crc32(data, start)
 
     monkeypatch.setattr(write_ahead_log.zlib, "crc32", counting)
-    with pytest.raises(LogError, match="is damaged at byte 63: heads of records that overlap"):
+    with pytest.raises(LogError, match="is damaged at byte 63: headers of overlapping records"):
         LogContents.read(path)
     assert hashed[0] < 4 * size
 
@@ -170,7 +170,7 @@ def test_records_beyond_the_memory_are_a_log_error(log_path: Path, monkeypatch: 
         raise MemoryError
 
     monkeypatch.setattr(write_ahead_log, "LogRecord", no_memory)
-    with pytest.raises(LogError, match="more memory than there is"):
+    with pytest.raises(LogError, match="more memory than is free"):
         LogContents.read(log_path)
 
 

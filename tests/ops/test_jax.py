@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from leafbeam.ops.constrain.fixed_shape import step as fixed_step  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, Capacity, bucket, narrow_limit  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout  # noqa: E402
 from tests.fixtures import grid  # noqa: E402
-from tests.ops import rounds  # noqa: E402
+from tests.ops.fixed_shapes import SIZES, compare, random_table, random_version  # noqa: E402
 
-SIZES = (9, 300, 11)
-WIDTHS = (6, 20, 12)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 GRID = [  # each case with one shape of an index and one scoring: every compilation costs a second
@@ -34,70 +32,10 @@ GRID = [  # each case with one shape of an index and one scoring: every compilat
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """Compiled with less care, in half the time; what is compiled for speed is tested where that matters."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape", "scoring"), GRID)
 def test_the_parity_grid(name: str, shape: str, scoring: str) -> None:
     grid.check_case(name, shape, "jax", scoring)
-
-
-def random_table(rng: np.random.Generator, num_items: int) -> np.ndarray:
-    """Some prefixes with hundreds of children, some with few and many leaves under each, some with one."""
-    kind = rng.integers(0, 3, num_items)
-    middle = np.choose(
-        kind, [rng.integers(0, 300, num_items), rng.integers(0, 5, num_items) * 7, rng.geometric(0.02, num_items)]
-    )
-    return np.stack(
-        [
-            np.minimum(rng.geometric(0.5, num_items) - 1, SIZES[0] - 1) * (kind != 1) + 5 * (kind == 1),
-            np.minimum(middle, SIZES[1] - 1),
-            rng.integers(0, SIZES[2], num_items),
-        ],
-        axis=1,
-    )
-
-
-def random_version(rng: np.random.Generator, num_items: int, num_delta: int) -> Version:
-    tables = random_table(rng, num_items), random_table(rng, num_delta)
-    base = Trie.build(tables[0], SIZES, np.arange(num_items))
-    delta = Trie.build(np.concatenate([tables[1], tables[0][: num_delta // 4]]), SIZES)
-    live = base.filter(rng.random(num_items) < 0.8)
-    return Version(segments=(Segment(trie=base, live=live), Segment(trie=delta)))
-
-
-def random_logits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    logits = rng.normal(size=shape).astype(np.float32)
-    if rng.random() < 0.3:
-        logits[rng.random(shape) < 0.5] = -np.inf
-    return logits
-
-
-def compare(
-    version: Version,
-    arrays: Any,
-    requests: Any,
-    rng: np.random.Generator,
-    scoring: Any,
-    ties: bool = False,
-    filters: Any = None,
-) -> None:
-    """ties: every score of a round is equal."""
-    filters = ops.bind_filters(arrays, requests) if filters is None else filters
-    rounds.compare(
-        lambda level, beams, logits, **settings: ops.step(arrays, level, beams, logits, filters, **settings),
-        version,
-        requests,
-        lambda shape: np.zeros(shape, np.float32) if ties else random_logits(rng, shape),
-        WIDTHS,
-        scoring,
-    )
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ from leafbeam.errors import ArgumentError  # noqa: E402
 from leafbeam.index import Trie, Version  # noqa: E402
 from leafbeam.ops.constrain import Beams, request_filters  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
-from tests.ops import test_jax as fixed  # noqa: E402
-from tests.ops.test_jax import quick_compilation  # noqa: E402, F401  a fixture
+from tests.ops import fixed_shapes as fixed  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def rows_and_words(num_rows: int, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -67,7 +67,7 @@ def test_a_tenth_of_equal_vectors_among_others_is_said():
     assert "different vector" in note
     assert "40 items, such as 'i0': they have neither text nor behaviour" in note
     same = fit_sids(table(200, title=["red shoe"] * 40 + titles[40:]), None, quantiser=SMALL).report
-    assert "such as 'i0': their texts, or their company in sessions, are equal" in same.notes[0]
+    assert "such as 'i0': they have equal texts, or occur together with the same items" in same.notes[0]
 
 
 def test_a_quantiser_that_collapsed_is_said():

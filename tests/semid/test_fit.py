@@ -103,8 +103,8 @@ def test_unusable_input_is_named():
         (DataError, lambda: fit_sids(items(), None, vectors=vectors[:59]), "59 vectors for 60 items"),
         (DataError, lambda: fit_sids(items(), None, vectors=np.ones((60, 5))), "the same vector"),
         (ArgumentError, lambda: fit_sids(items(), None, vectors=vectors, embedding=EmbeddingConfig()), "not both"),
-        (DataError, lambda: fit_sids(items().slice(0, 0), None), "item_id and one row"),
-        (DataError, lambda: fit_sids(items().drop_columns(["item_id"]), None), "item_id and one row"),
+        (DataError, lambda: fit_sids(items().slice(0, 0), None), "expected item_id and at least one row"),
+        (DataError, lambda: fit_sids(items().drop_columns(["item_id"]), None), "expected item_id and at least one row"),
         (DataError, lambda: fit_sids(pa.table({"item_id": [1, 2], "title": ["tea", "tea"]}), None), "the same vector"),
         (
             CodesError,

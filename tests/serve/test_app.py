@@ -115,6 +115,7 @@ def test_health_readiness_and_the_end(first_shop):
             "model_version": engine.model_version,
             "num_items": 100,
             "rules": {"cheap": 60, "in_stock": 67, "none": 0},
+            "rules_version": engine.catalog.rules.definitions_version,
             "threads": engine.threads,
             "precision": "float32",
             "tuning": engine.tuning.lines(),
@@ -177,6 +178,31 @@ def test_metrics_count_what_happened(first_shop):
         assert metric(client, 'leafbeam_rule_items{rule="cheap"}') == 60
         assert metric(client, 'leafbeam_rule_failed{rule="cheap"}') == 0
         assert metric(client, "leafbeam_rules_generation") == 1
+
+
+def test_servers_with_different_rules_have_different_versions_of_them(first_shop):
+    first, second = first_shop.engine(), first_shop.engine()
+    with TestClient(create_app(first)) as client, TestClient(create_app(second)) as other:
+
+        def versions() -> tuple[str, str]:
+            found = [one.get("/readyz").json()["rules_version"] for one in (client, other)]
+            for one, version in zip((client, other), found, strict=True):
+                assert metric(one, f'leafbeam_rules_info{{version="{version}"}}') == 1
+            return found[0], found[1]
+
+        before = versions()[0]
+        assert versions() == (before, before)
+        first.catalog.add_rule("new", "stock > 1")
+        first.catalog.add_rule("cheap", "price <= 19")  # the same items, by another rule
+        assert versions()[0] != before == versions()[1]
+        second.catalog.add_rule("cheap", "price <= 19")
+        second.catalog.add_rule("new", "stock > 1")
+        assert versions()[0] == versions()[1] != before
+        second.catalog.add_boost("margin", "price / 10")
+        second.catalog.rules.groups("stock")  # what a request loads is no difference
+        assert versions()[0] != versions()[1]
+        first.catalog.add_boost("margin", "price / 10")
+        assert versions()[0] == versions()[1]
 
 
 def test_a_request_without_an_answer_in_time_is_503(first_shop):

@@ -1,4 +1,4 @@
-"""A key that is there twice in a body is refused on every route, and nothing is done."""
+"""A key that occurs twice in a body is refused on every route, and nothing is done."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_a_doubled_key_is_refused_on_every_route_with_a_body(shop: Any) -> None:
         before = state(client)
         for method, path, kind, body, says in _CASES:
             answer = client.request(method, path, content=body, headers={"content-type": kind})
-            assert (answer.status_code, says in answer.text, "is there twice" in answer.text) == (
+            assert (answer.status_code, says in answer.text, "occurs twice" in answer.text) == (
                 422 if kind == _LINES else 400,  # of lines, each has its own error
                 True,
                 True,
@@ -56,6 +56,6 @@ def test_a_doubled_key_is_refused_on_every_route_with_a_body(shop: Any) -> None:
 def test_texts_that_look_like_keys_are_not_keys(client: TestClient, separator: str) -> None:
     """D10"""
     body = f'{{"history":[1000],"rules":[],"filter":"\\"rules\\"{separator}"}}'
-    assert "is there twice" not in client.post("/v1/recommend", content=body, headers={"content-type": _JSON}).text
+    assert "occurs twice" not in client.post("/v1/recommend", content=body, headers={"content-type": _JSON}).text
     body = '{"history" : [1000],\n"rules" :["cheap"], "deny_item_ids":[1001]}'
     assert client.post("/v1/recommend", content=body, headers={"content-type": _JSON}).status_code == 200

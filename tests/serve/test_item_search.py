@@ -160,9 +160,9 @@ def test_an_item_that_was_removed_is_found_and_cannot_be_recommended(shop):
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("limit=5&limit=6", "limit is there twice"),
-        ("query=a&limit=2&query=a", "query is there twice"),
-        ("filter=cheap&filter=in_stock", "filter is there twice"),
+        ("limit=5&limit=6", "limit occurs twice"),
+        ("query=a&limit=2&query=a", "query occurs twice"),
+        ("filter=cheap&filter=in_stock", "filter occurs twice"),
         ("limit=18446744073709551615", "not '18446744073709551615'"),
         ("limit=" + "9" * 200, "not '999"),
         ("offset=3", "there is no parameter 'offset'"),

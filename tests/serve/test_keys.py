@@ -141,7 +141,7 @@ def test_answers_do_not_say_which_part_was_wrong(served: Any, keys: dict[str, st
     refused = [client.put("/v1/items", headers=bearer(keys["read"])), client.put("/v1/rules/a", headers=bearer(keys["write"]))]
     assert {answer.status_code for answer in refused} == {403}
     assert len({answer.text for answer in refused}) == 1
-    assert "take one of a wider scope" in refused[0].json()["error"]["message"]
+    assert "use a key of a wider scope" in refused[0].json()["error"]["message"]
 
 
 def test_keys_come_and_go_while_a_server_runs(served: Any, tmp_path: Path, keys: dict[str, str], caplog: Any) -> None:
@@ -257,7 +257,7 @@ def test_two_keys_of_one_hash_are_refused(tmp_path: Path) -> None:
     """A7"""
     entries = [{"name": name, "scope": scope, "sha256": "0" * 64} for name, scope in (("a", "read"), ("b", "admin"))]
     (tmp_path / "keys.json").write_text(json.dumps({"keys": entries}))
-    with pytest.raises(DataError, match="'a' and 'b' have one sha256"):
+    with pytest.raises(DataError, match="'a' and 'b' have the same sha256"):
         KeyFile(tmp_path / "keys.json")
 
 

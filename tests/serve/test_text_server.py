@@ -146,6 +146,7 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
             "model_version": None,
             "num_items": 0,
             "rules": {},
+            "rules_version": None,
             "threads": None,
             "precision": None,
             "tuning": {},

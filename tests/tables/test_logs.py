@@ -119,7 +119,7 @@ def test_keys_are_ids_where_rows_have_none_and_mixtures_are_refused(tmp_path: Pa
     path = write(tmp_path / "log.csv", "user_id,item_id,timestamp\n1,8,1700000000\n")
     assert load_log(interactions=path, items=items).items.to_pylist()[1] == {"item_id": 8, "title": "cup"}
     write(items, {"7": {"title": "tea", "item_id": "7"}, "8": {"title": "cup"}})
-    with pytest.raises(DataError, match="the row '8' has no 'item_id', others have"):
+    with pytest.raises(DataError, match="the row '8' has no 'item_id', but other rows have one"):
         load_log(interactions=path, items=items)
     write(items, {"item_id": [1, 2], "title": ["tea"]})
     with pytest.raises(DataError, match="columns of different lengths: item_id 2, title 1"):

@@ -84,7 +84,7 @@ def test_whole_numbers_of_a_column_of_text_are_text(tmp_path: Path, form: str) -
         ("jsonl", '{"item_id": "a", "": 1}', "has a column without a name"),
         ("json", '[{"item_id": "a", " ": 1}]', "has a column without a name"),
         ("csv", "item_id,Price,price\na,1,2\n", "the columns 'Price' and 'price'"),
-        ("json", '{"a": {"price": 1}, "b": {"item_id": "c"}}', "the row 'a' has no 'item_id', others have"),
+        ("json", '{"a": {"price": 1}, "b": {"item_id": "c"}}', "the row 'a' has no 'item_id', but other rows have one"),
         ("json", '{"item_id": ["a", "b"], "price": [1]}', "has columns of different lengths: item_id 2, price 1"),
         ("json", "[1, 2]", "expected objects of fields"),
     ],

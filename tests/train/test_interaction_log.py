@@ -137,7 +137,7 @@ def test_the_core_is_the_same_as_dropping_one_by_one():
 
 
 def test_an_empty_core_is_an_error():
-    with pytest.raises(DataError, match="7-core"):
+    with pytest.raises(DataError, match="none is in the 7-core of users and items"):
         log_from_tables(pa.table(ROWS), rules=LogRules(k_core=7))
 
 

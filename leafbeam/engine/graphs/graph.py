@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -24,6 +24,9 @@ from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.attention.types import Attention
 from leafbeam.ops.constrain import Scoring
+
+if TYPE_CHECKING:  # needs Triton
+    from leafbeam.ops.constrain.triton.step import VersionArrays
 
 log = logging.getLogger("leafbeam.engine")
 
@@ -44,7 +47,7 @@ class CudaCapturer:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
-        """A function that replays `decode.run()`, which runs once to compile its kernels and is then recorded."""
+        """Return a function that replays `decode.run()`, which runs once to compile its kernels and is then recorded."""
         self.wait()  # its inputs were written on another stream
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):  # torch.cuda.graph does not leave the stream if a capture fails
@@ -114,7 +117,7 @@ class Graphs:
         self._buckets = sorted(buckets, key=_priority, reverse=True)
         self._capturer, self._max_bytes = capturer, max_bytes
         self._lock = threading.Condition()
-        self._prepared: tuple[Version, Any] | None = None  # arrays to copy when no batch runs
+        self._prepared: tuple[Version, VersionArrays] | None = None  # arrays to copy when no batch runs
         self._preparing: Version | None = None
         self._failed: Version | None = None
         self._captured: _Captured | None = self._capture_all(version)
@@ -148,15 +151,15 @@ class Graphs:
         requests, tokens, longest = len(batch.requests), int(batch.lengths_B.sum()), int(batch.lengths_B.max())
         size = BatchSize(requests=requests, tokens=tokens, longest=longest, beam_rows=0)
         with self._pinned(batch.version) as captured:
-            reason, found = "version", None
+            reason, replay = "version", None
             if captured is not None:
                 fitting = [
                     pair for pair in captured.decodes if pair[0].bucket.holds(size, num_beams, scoring, is_proof=is_proof)
                 ]
-                reason, found = "no_bucket", None
+                reason, replay = "no_bucket", None
                 if fitting:
                     try:
-                        reason, found = _replayed(*fitting[0], batch)
+                        reason, replay = _replayed(*fitting[0], batch)
                     except LogitsError:
                         raise
                     except Exception as error:
@@ -164,7 +167,7 @@ class Graphs:
                         captured.decodes.remove(fitting[0])
                         log.warning("%s failed and is not used again; its batch runs eagerly: %s", fitting[0][0].bucket, error)
             self._counts.add("graphs", reason)
-            return found
+            return replay
 
     @contextmanager
     def _pinned(self, version: Version) -> Generator[_Captured | None, None, None]:
@@ -230,8 +233,10 @@ class Graphs:
                     self._preparing, self._captured = None, again or self._captured
                 self._lock.notify_all()
 
-    def _prepare(self, captured: _Captured, version: Version) -> tuple[Version, Any] | None:
-        """A version's arrays on the device; None where they do not fit over the present ones, whose graphs are then freed."""
+    def _prepare(self, captured: _Captured, version: Version) -> "tuple[Version, VersionArrays] | None":
+        """Return a version's arrays on the device; None if they do not fit over the present ones. The
+        present graphs are then freed.
+        """
         arrays = captured.index.prepare(version)
         captured.capturer.wait()
         if captured.index.fits(arrays):
@@ -302,10 +307,10 @@ def graphs_for(
     index: Callable[..., DeviceIndex] = DeviceIndex,
     capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
 ) -> Graphs:
-    """An engine's graphs: its own number of beams or a few widths, prompts of up to `longest` tokens, and all scorings but
-    "vocabulary".
+    """Return an engine's graphs: its own number of beams or a few widths, prompts of up to `longest` tokens, and all scorings
+    but "vocabulary".
 
-    attention (None: Triton's), index, capturer: for a device that is no GPU.
+    attention (None: Triton's), index, capturer: for a device that is not a GPU.
     """
     if attention is None:
         costs = None if settings.attention_costs is None else AttentionCosts.load(settings.attention_costs)

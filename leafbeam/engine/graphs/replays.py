@@ -6,7 +6,7 @@ Shapes: B requests, n requests that are searched again.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,14 @@ from leafbeam.decode.results import collect_items
 from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.graphs.static_decode import BatchInputs
 from leafbeam.engine.request import PendingRequest
+
+Answer = TypeVar("Answer")
+
+
+class Timed(Protocol):
+    """Makes a function whose seconds count as those of rounds, and which raises if no request waits for the batch."""
+
+    def __call__(self, forward: Callable[..., Answer], /) -> Callable[..., Answer]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,13 +49,13 @@ class Replays:
     Args:
         graphs: The graphs.
         requests: The requests of the batch.
-        timed: Makes a function whose seconds count as those of rounds, and which raises if no request waits for the batch.
+        timed: Counts the seconds of a function's calls.
         on_pass: Called with the result of each pass but the last.
     """
 
     graphs: Graphs
     requests: Sequence[PendingRequest]
-    timed: Callable[[Callable[..., Any]], Callable[..., Any]]
+    timed: Timed
     on_pass: Callable[[SearchResult], None]
 
     def search(self, inputs: BatchInputs, num_items: Sequence[int]) -> Replayed | None:
@@ -76,10 +84,10 @@ class Replays:
         """Return one search, with the beams of the graph that ran it; a proof takes any graph of at least num_beams."""
         first = self.requests[0]
         replay = partial(self.graphs.search, num_beams=num_beams, scoring=first.request.scoring)
-        found = self.timed(partial(replay, is_proof=first.kind is not None))(inputs)
-        if found is None:
+        traced = self.timed(partial(replay, is_proof=first.kind is not None))(inputs)
+        if traced is None:
             return None
-        trace, config = found
+        trace, config = traced
         rows_B = 1 + sum((scores_BK > -np.inf).sum(1) for scores_BK in trace.kept.values())
         collect = partial(collect_items, inputs.version, inputs.requests)
         result = result_of(trace, collect, config, num_items, boosts=inputs.boosts)
@@ -88,7 +96,7 @@ class Replays:
 
 def _with_rows(whole: SearchResult, part: SearchResult, rows_n: NDArray[np.int64]) -> SearchResult:
     """Return the result of a batch in which some requests were searched again."""
-    changed: dict[str, Any] = {}
+    changed: dict[str, NDArray[np.generic]] = {}
     names = ["scores", "codes", "num_valid", "bound", "beams_needed", *(["boosts"] if whole.boosts is not None else [])]
     for name in names:
         after = getattr(part, name)

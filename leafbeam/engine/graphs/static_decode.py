@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from leafbeam.ops.constrain import Beams, Boosts, Scoring
 from leafbeam.ops.constrain.fixed_shape.capacity import bucket
 from leafbeam.ops.packed_inputs import PackedInputs
 
+if TYPE_CHECKING:  # needs Triton
+    from leafbeam.ops.constrain.triton.step import FilterArrays, LevelArrays, VersionArrays
+
 _MIN_DELTA = 1 << 13  # elements of each of a delta's arrays at least, so that it may grow from nothing
 MAX_DENIED = 256  # of a request: space in every graph; a batch with more runs eagerly
 Requests = Sequence[Filter]
@@ -42,21 +45,21 @@ class DeviceIndex:
 
     def __init__(self, version: Version, device: torch.device | str, **options: int) -> None:
         self._ops = import_module("leafbeam.ops.constrain.triton.step")
-        arrays = self._ops.bind(version, device, **options)
+        arrays: VersionArrays = self._ops.bind(version, device, **options)
         levels = (tuple(_with_space(level, s) for s, level in enumerate(pair)) for pair in arrays.levels)
-        self._arrays: Any = replace(arrays, levels=tuple(levels))
+        self._arrays = replace(arrays, levels=tuple(levels))
 
     @property
     def num_segments(self) -> int:
         return self._arrays.num_segments
 
-    def prepare(self, version: Version) -> Any:
+    def prepare(self, version: Version) -> VersionArrays:
         """Return another version's arrays on the device, beside this one's. This takes as much space as the segments that
         are new; any thread may call it.
         """
         return self._ops.bind(version, like=self._arrays)
 
-    def fits(self, prepared: Any) -> bool:
+    def fits(self, prepared: VersionArrays) -> bool:
         """Return whether prepared arrays fit into the memory of the present ones."""
         present, other = _levels(self._arrays), _levels(prepared)
         return len(present) == len(other) and all(
@@ -65,7 +68,7 @@ class DeviceIndex:
             for old, new in zip(present, other, strict=True)
         )
 
-    def replace(self, prepared: Any) -> None:
+    def replace(self, prepared: VersionArrays) -> None:
         """Copy what changed over the present arrays: no search may be running."""
         for old, new in zip(_levels(self._arrays), _levels(prepared), strict=True):
             for before, after in zip(old.tensors, new.tensors, strict=True):
@@ -97,14 +100,14 @@ class DeviceIndex:
 class DeviceFilters:
     """The filters and boosts of a batch where a graph reads them. arrays: as the backend's `bind_filters` makes them."""
 
-    arrays: Any
+    arrays: FilterArrays
 
 
-def _levels(arrays: Any) -> list[Any]:
+def _levels(arrays: VersionArrays) -> list[LevelArrays]:
     return [level for pair in arrays.levels for level in pair]
 
 
-def _with_space(level: Any, segment: int) -> Any:
+def _with_space(level: LevelArrays, segment: int) -> LevelArrays:
     """Return the level's arrays, in larger ones."""
     larger = level.tensors._make(
         tensor.new_zeros(bucket(len(tensor), _MIN_DELTA if segment else 1)) for tensor in level.tensors

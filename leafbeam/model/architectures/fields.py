@@ -30,7 +30,7 @@ def check_implemented(hf: Fields, implemented: Mapping[str, tuple[object, ...]],
     """Raise CheckpointError unless these fields of config.json are missing, null, or have one of these values."""
     for name, values in implemented.items():
         if hf.get(name) not in (None, *values):
-            raise CheckpointError(f"{where} has {name}={hf[name]!r}, which leafbeam lacks: use a model without it")
+            raise CheckpointError(f"{where} has {name}={hf[name]!r}, which leafbeam does not support: use a model without it")
 
 
 def read_sizes(hf: Fields, defaults: Fields, *, activation: str = "hidden_act") -> Values:
@@ -59,7 +59,7 @@ def read_activation(hf: Fields, name: str, default: str) -> str:
     value = hf.get(name, default)
     if not isinstance(value, str) or value not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise CheckpointError(f"config.json has {name}={value!r}, which leafbeam lacks: it implements {known}")
+        raise CheckpointError(f"config.json has {name}={value!r}, which leafbeam does not support: it implements {known}")
     return _ACTIVATIONS[value]
 
 
@@ -92,7 +92,7 @@ def read_layers(hf: Fields, values: Fields, *, pattern: tuple[int, ...]) -> Valu
 
     Args:
         hf: The fields of config.json; `layer_types` names the kind of each layer.
-        values: What was read before, with num_hidden_layers.
+        values: The fields that were read before, with num_hidden_layers.
         pattern: The local layers where there is no `layer_types`.
     """
     kinds, num_layers = hf.get("layer_types"), values.get("num_hidden_layers")
@@ -164,7 +164,7 @@ def rotations(
         parameters: Of the rotations, with their `rope_type`.
         name: The field that holds them, for messages.
         theta: The base of the frequencies.
-        values: What was read before, with head_dim and max_position_embeddings.
+        values: The fields that were read before, with head_dim and max_position_embeddings.
         original: The number of positions before they were extended, where config.json names it elsewhere.
         is_plain_named: Whether the frequencies of theta are returned too.
     """

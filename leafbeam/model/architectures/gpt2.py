@@ -42,7 +42,8 @@ def read_gpt2(hf: Fields) -> Values:
         raise CheckpointError(f"config.json has n_embd={hidden!r}, n_inner={inner!r}: expected whole numbers")
     if size * values["num_attention_heads"] != hidden:
         raise CheckpointError(
-            f"config.json has n_embd={hidden} and n_head={values['num_attention_heads']}, which do not divide it"
+            f"config.json has n_embd={hidden} and n_head={values['num_attention_heads']}: expected n_embd to be a multiple of "
+            "n_head"
         )
     return values | {
         "intermediate_size": 4 * hidden if inner is None else inner,

@@ -38,7 +38,7 @@ class Architecture:
             that changes scores and is not implemented.
         tensors: Yields the tensors of a model (named as `leafbeam.model.decoder` names them) that a stored tensor holds, given
             its name, the tensor and the config's fields. `NAME:3` is part 3, counted from 0, of the stacked tensor NAME.
-        norm_offset: What is added to the weights of norms.
+        norm_offset: The number that is added to the weights of norms.
         renamed: The names in config.json of fields of a `ModelConfig` that have others there, for messages.
     """
 

@@ -74,9 +74,9 @@ def heads_of(weights, layer, heads):
 def store_keys_values(begin, end, weights, layer, a, slots_N, slots, heads):
     """normed = norm(hidden); keys and values to their slots"""
     address_W = weights.address_LW[layer]
-    norm = vector_of(weights, layer, ATTENTION_NORM), vector_of(weights, layer, ATTENTION_NORM_BIAS)
+    norm_D, bias_D = vector_of(weights, layer, ATTENTION_NORM), vector_of(weights, layer, ATTENTION_NORM_BIAS)
     vectors = vector_of(weights, layer, KEY), vector_of(weights, layer, VALUE), vector_of(weights, layer, KEY_NORM)
-    norm_of(begin, end, a.hidden_XD, *norm, heads.eps, a.normed_XD)
+    norm_of(begin, end, a.hidden_XD, norm_D, bias_D, heads.eps, a.normed_XD)
     multiply(begin, end, a.normed_XD, address_W[KEY], a.key_XG, 0)
     multiply(begin, end, a.normed_XD, address_W[VALUE], a.value_XG, 0)
     store_keys_values_of(begin, end, a.key_XG, a.value_XG, (0, 0), a.positions_X, slots_N, slots, vectors, heads)
@@ -86,15 +86,15 @@ def store_keys_values(begin, end, weights, layer, a, slots_N, slots, heads):
 def rotate_queries(begin, end, rows, weights, layer, a, heads):
     """The rotated queries of normed rows"""
     multiply(begin, end, a.normed_XD, weights.address_LW[layer, QUERY], a.query_XQ, 0)
-    vectors = vector_of(weights, layer, QUERY), vector_of(weights, layer, QUERY_NORM)
-    rotate_queries_of(begin, end, a.query_XQ, rows, a.positions_X, *vectors, heads, a.rotated)
+    bias_Q, norm_E = vector_of(weights, layer, QUERY), vector_of(weights, layer, QUERY_NORM)
+    rotate_queries_of(begin, end, a.query_XQ, rows, a.positions_X, bias_Q, norm_E, heads, a.rotated)
 
 
 @njit(**_OPTIONS)
 def bound_of(weights, layer, heads):
     """`score_bound` of a layer"""
-    norms = vector_of(weights, layer, QUERY_NORM), vector_of(weights, layer, KEY_NORM)
-    return score_bound(*norms, heads.scale * heads.rotation**2, heads.cap)
+    query_norm_E, key_norm_E = vector_of(weights, layer, QUERY_NORM), vector_of(weights, layer, KEY_NORM)
+    return score_bound(query_norm_E, key_norm_E, heads.scale * heads.rotation**2, heads.cap)
 
 
 @njit(**_OPTIONS)
@@ -102,8 +102,8 @@ def finish(begin, end, weights, layer, a, heads):
     """Add the attention's output projection, then the feed-forward block, to the hidden states"""
     address_W = weights.address_LW[layer]
     _add_product(begin, end, a.attended_XQ, weights, layer, OUT, ATTENTION_OUTPUT_NORM, a, heads.eps)
-    norm = vector_of(weights, layer, FEED_FORWARD_NORM), vector_of(weights, layer, FEED_FORWARD_NORM_BIAS)
-    norm_of(begin, end, a.hidden_XD, *norm, heads.eps, a.normed_XD)
+    norm_D, bias_D = vector_of(weights, layer, FEED_FORWARD_NORM), vector_of(weights, layer, FEED_FORWARD_NORM_BIAS)
+    norm_of(begin, end, a.hidden_XD, norm_D, bias_D, heads.eps, a.normed_XD)
     if address_W[GATE] == 0:
         multiply(begin, end, a.normed_XD, address_W[UP], a.gate_XF, 0)
         add_bias_of(begin, end, a.gate_XF, 0, vector_of(weights, layer, UP))
@@ -168,8 +168,7 @@ def _attend_prompts(begin, end, rows, a, prompts, tokens, layer, segments_Z4, st
                 at, to = (g * rows + row) * ratio * size * _FLOAT, g * num_queries * length * _FLOAT
                 sgemm(queries + at, keys + (g * tokens + first) * size * _FLOAT, room + to, num_queries, length, size, True, 0)
             tile = ScoreTile(groups, num_queries, length, visible, step, ratio, heads.cap, heads.window)
-            totals = a.top_GM, a.total_GM, row * ratio
-            softmax_weights_of(0, groups * num_queries, scores, tile, a.positions_X, bound, *totals)
+            softmax_weights_of(0, groups * num_queries, scores, tile, a.positions_X, bound, a.top_GM, a.total_GM, row * ratio)
             for g in range(groups):
                 at, to = (g * rows + row) * ratio * size * _FLOAT, g * num_queries * length * _FLOAT
                 value = values + (g * tokens + first) * size * _FLOAT
@@ -206,8 +205,7 @@ def _run_codes(begin, end, weights, a, rows, heads, prompts, tokens, segments_Z4
         rotate_queries(begin, end, rows, weights, layer, a, heads)
         bound = bound_of(weights, layer, heads)
         _attend_prompts(begin, end, rows, a, prompts, tokens, layer, segments_Z4, 0, scores[first:last], bound, heads)
-        prompt = a.rotated, a.weighted, rows, heads, a.top_GM, a.total_GM
-        attend_codes_of(begin, end, *prompt, codes, layer, a.attended_XQ)
+        attend_codes_of(begin, end, a.rotated, a.weighted, rows, heads, a.top_GM, a.total_GM, codes, layer, a.attended_XQ)
         finish(begin, end, weights, layer, a, heads)
 
 

@@ -119,7 +119,7 @@ class FusedLayers:
         return chunk.first(num_complete)
 
     def threads(self, chunk: Chunk) -> int:
-        """How many threads to run a chunk on."""
+        """Return the number of threads for a chunk."""
         return openmp.num_threads() if chunk.rows * self._num_weights >= _MIN_PRODUCTS else 1
 
 
@@ -167,7 +167,7 @@ class TorchLayers:
     def codes_attention(
         self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, codes: kernels.CodeRows
     ) -> Callable[[int], None]:
-        """What attends to the prompts in a layer, as `kernels.attend_codes` goes on from."""
+        """Return the attention to the prompts in a layer, from which `kernels.attend_codes` continues."""
         del codes
         tiles = self._tiles(chunk, segments_Z4, causal=False)
         return lambda layer: self._attend(layer, chunk, prompts, tiles, 0)
@@ -178,7 +178,7 @@ class TorchLayers:
         return self._products.dtype == torch.bfloat16 and not self._heads.cap
 
     def _prompt_attention(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array) -> Callable[[int], None]:
-        """What attends to the prompts in a layer: fused and in bfloat16 if products are, else in tiles."""
+        """Return the attention to the prompts in a layer: fused and in bfloat16 if products are, else in tiles."""
         if self._are_prompts_rounded:
             segments = segments_Z4.tolist()
             rounded = {
@@ -239,7 +239,7 @@ class TorchLayers:
         kernels.rotate_queries(*rows, *vectors, weights.heads, out, chunk.threads)
 
     def _tiles(self, chunk: Chunk, segments_Z4: Array, *, causal: bool) -> list[_Tile]:
-        """Tiles whose scores fit the buffer; where causal, with only the tokens that a tile's last row sees."""
+        """Return tiles whose scores fit the buffer; where causal, with only the tokens that a tile's last row sees."""
         groups, ratio, size = self._heads.groups, self._heads.ratio, self._heads.size
         shape = groups, chunk.rows * ratio, size
         query_GME, weighted_GME = chunk.rotated_query.view(shape), chunk.weighted_values.view(shape)
@@ -357,7 +357,7 @@ def parameters_of(layer: Layer) -> LayerParameters:
 
 
 def even_parts(total: int, max_size: int) -> Iterator[tuple[int, int]]:
-    """Bounds of the fewest parts of at most max_size, of equal size but for the last."""
+    """Return the bounds of the fewest parts of at most max_size, of equal size but for the last."""
     if total:
         size = ceil(total / ceil(total / max_size))
         yield from ((begin, min(begin + size, total)) for begin in range(0, total, size))

@@ -33,7 +33,7 @@ class Products:
         self.dtype, self._space = dtype, space
 
     def of(self, rows_ND: Tensor, weight: Matrix, buffer: tuple[Tensor, NDArray[Any]]) -> tuple[Tensor, NDArray[Any]]:
-        """A product (N, V), as tensor and array: in the buffer, or in what oneDNN allocates for a packed matrix."""
+        """Return a product (N, V), as tensor and array: in the buffer, or in what oneDNN allocates for a packed matrix."""
         if isinstance(weight, RoundedMatrix) or weight.is_mkldnn:
             product_NV = _multiply_packed(rows_ND, weight)
             return product_NV, array_of(product_NV)
@@ -96,7 +96,7 @@ def are_fused(matrices: Sequence[Matrix], products: torch.dtype) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductTuning:
-    """How the layers' matrices are multiplied.
+    """The products of the layers' matrices.
 
     Args:
         is_fused: Whether all layers run in one call, because their matrices are small.

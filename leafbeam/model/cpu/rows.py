@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     visible_N: Integers
 
     def part(self, begin: int, end: int) -> Rows:
-        """Rows begin to end."""
+        """Return the rows from begin to end."""
         return Rows(*(array_N[begin:end] for array_N in self))
 
 

@@ -43,7 +43,7 @@ class _CacheSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuOptions:
-    """How a `CpuRunner` runs.
+    """The settings of a `CpuRunner`.
 
     Args:
         workspace: The buffers to use; None for buffers of its own. In a workspace logits stay valid until the next call,
@@ -157,7 +157,7 @@ class CpuRunner:
         return choose_layers(layers, self._heads, scores, self._space, self._products)
 
     def slots_of(self, request: int) -> Tensor:
-        """A view of one prompt's keys and values, (L, 2, G, T, E); the workspace's next search overwrites it."""
+        """Return a view of one prompt's keys and values, (L, 2, G, T, E); the workspace's next search overwrites it."""
         return self._slots[:, :, :, self._begins_B1[request] : self._begins_B1[request + 1]]
 
     def restart(self) -> None:
@@ -223,7 +223,7 @@ class CpuRunner:
         return hidden_RD
 
     def _rows(self, count: int) -> tuple[Rows, Array]:
-        """Rows to write, in the workspace, and the first one of each request."""
+        """Return the rows to write, in the workspace, and the first one of each request."""
         _, array_5N = self._space.buffer("rows", 5, count, dtype=torch.int64)
         return Rows(*array_5N), self._space.buffer("first rows", len(self._begins_B1), dtype=torch.int64)[1]
 
@@ -273,7 +273,7 @@ class CpuRunner:
                 self._last_BD[before:done].copy_(self._outputs(chunk))
 
     def _outputs(self, chunk: Chunk) -> Tensor:
-        """The hidden states for the head."""
+        """Return the hidden states for the head."""
         norm = self._norm, self._norm_bias, self._config.rms_norm_eps
         pointwise.norm(chunk.hidden_XD, chunk.rows, *norm, chunk.output_XD, chunk.threads)
         return chunk.output
@@ -305,7 +305,7 @@ class CpuRunner:
         return torch.index_select(output_UV, 0, row_N, out=output_NV)
 
     def _output_buffers(self, rows: int, first: int, count: int) -> list[Tensor]:
-        """Buffers for the logits (or hidden states) of `count` levels, in the workspace if the caller passed one in."""
+        """Return buffers for the logits (or hidden states) of `count` levels, in the workspace if the caller passed one in."""
         sizes = [size + (self._others is not None) for size in self._vocabulary.codebook_sizes[first : first + count]]
         if self._head_weight is None:
             sizes = [self._config.hidden_size] * count

@@ -57,7 +57,7 @@ class Workspace:
         return sum(flat.nbytes for flat in self._flat.values())
 
     def buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, keep: bool = False) -> tuple[Tensor, Array]:
-        """The buffer of this name in this shape, not cleared, as tensor and array (`array_of`).
+        """Return the buffer of this name in this shape, not cleared, as tensor and array (`array_of`).
 
         keep: copy the old contents where it has to grow.
         """
@@ -89,7 +89,7 @@ class Workspace:
             del self._views[key]
 
     def table(self, name: str, min_rows: int, rows: Callable[[int], Tensor]) -> Array:
-        """A table of at least min_rows rows, computed by `rows(count)`; when too short, computed again at twice the length."""
+        """Return a table of at least min_rows rows, computed by `rows(count)`; if it is too short, at twice the length."""
         flat = self._flat.get(name)
         if flat is None or len(flat) < min_rows:
             self._flat[name] = flat = rows(max(min_rows, 2 * (0 if flat is None else len(flat)))).contiguous()
@@ -97,7 +97,10 @@ class Workspace:
         return flat.numpy()
 
     def chunk(self, config: ModelConfig, rows: int, products: torch.dtype = torch.float32) -> Chunk:
-        """The activations of so many rows, made once for each number of rows. products: the dtype of the layers' products."""
+        """Return the activations of a number of rows, made once for each number.
+
+        products: the dtype of the layers' products.
+        """
         chunk = self._chunks.get(rows)
         if chunk is None or chunk.config is not config or chunk.products != products:
             chunk = Chunk(self, config, rows, products)
@@ -107,7 +110,7 @@ class Workspace:
         return chunk
 
     def level_head(self, head_VD: Tensor, vocabulary: AnyVocabulary, level: int) -> Tensor:
-        """The head's rows of a level's codes, (D, V): a view of consecutive rows, else a copy."""
+        """Return the head's rows of a level's codes, (D, V): a view of consecutive rows, else a copy."""
         if vocabulary.level_slice(level) is None:
             return self._gather_rows(f"head of level {level}", head_VD, vocabulary.level_tokens(level)).t()
         kept = self._heads.get(level)
@@ -170,7 +173,7 @@ class Chunk:
         load_embeddings(embedding_VD, tokens_N, positions_N, self.hidden_XD, self.positions_X, self.threads)
 
     def first(self, rows: int) -> Chunk:
-        """A chunk of the first rows, in the same buffers."""
+        """Return a chunk of the first rows, in the same buffers."""
         chunk = self.space.chunk(self.config, rows, self.products)
         chunk.threads = openmp.num_threads(chunk.hidden.numel())
         return chunk
@@ -185,5 +188,5 @@ class Chunk:
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A view of a tensor; of bfloat16, which numpy lacks, its bits."""
+    """Return a view of a tensor; of bfloat16, which numpy lacks, its bits."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -39,7 +39,7 @@ class Int8Matrix(RoundedMatrix):
 
     @staticmethod
     def unavailable_reason(device: torch.device) -> str | None:
-        """Processors without AVX-512 VNNI are refused: their sums of 16 bits may overflow."""
+        """Return why int8 is unavailable: without AVX-512 VNNI, sums of 16 bits may overflow."""
         if device.type != "cpu":
             return f"products of int8 need a CPU, and this model is on {device}: use fp8"
         if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.onednn, name) for name in _FUNCTIONS):

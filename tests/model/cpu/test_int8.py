@@ -183,5 +183,5 @@ def test_processors_without_vnni_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     with pytest.raises(ArgumentError, match="precision='int8': this processor lacks AVX-512 VNNI"):
         decoder().with_precision("int8")
-    with pytest.raises(ArgumentError, match="precision='bfloat16' is of a decoder"):
+    with pytest.raises(ArgumentError, match="precision='bfloat16' needs a decoder"):
         encoder_decoder().with_precision("bfloat16")

@@ -51,7 +51,7 @@ def test_a_server_with_keys_is_asked_with_the_key_of_its_user(visit, locked, key
     page.locator("#live").scroll_into_view_if_needed()
     wait_for(page, "catalog version")
     page.click("[aria-label='Remove: thing 1001'], [aria-label^='Remove:'] >> nth=0")
-    wait_for(page, "failed: this key may not do this")
+    wait_for(page, "failed: the scope of this key does not cover this request")
 
 
 def test_another_key_takes_the_place_of_one_that_is_forgotten(visit, locked, keys):
