@@ -51,8 +51,8 @@ class LazyTable:
         self._masks = SetMasks(dfa, tokens) if isinstance(dfa, LazyDFA) else RankedMasks(dfa.num_states, dfa, tokens)
         self._num_words = tokens.vocabulary_size // 64 + 1
         self._max_masks = max(1, min(limits.max_bytes, _MAX_BYTES) // (16 * self._num_words))
-        self._no_rows = np.zeros(self.num_states + 1, np.int64)
-        self._clear()
+        self._no_rows, self._mask_S = np.zeros(self.num_states + 1, np.int64), np.zeros(self.num_states, np.int32)
+        self._mask_of = {-1: 0}
 
     @property
     def nbytes(self) -> int:

@@ -87,10 +87,10 @@ class SetMasks:
 
     def clear(self) -> None:
         """Forget all masks."""
-        states_H, masks = np.empty((2, self._height), np.int64), np.empty((2, 8, self._num_words), np.uint64)
+        states_H, masks = np.empty((2, self._height), np.int64), (np.empty((4, self._num_words), np.uint64) for _ in range(2))
         has_turns = bool((self._dfa.network.copy_C7[:, 2] > 1).any())
         self._arrays = MaskArrays(
-            *(*masks, np.empty(8, np.int64), np.empty(8, np.uint64), *states_H),
+            *(*masks, np.empty(4, np.int64), np.empty(4, np.uint64), *states_H),
             pair_N2=np.empty((_MAX_PAIRS, 2), np.int64),
             byte_j=self._byte_j,
             heights_n=np.array(_HEIGHTS if has_turns else (), np.int64),
