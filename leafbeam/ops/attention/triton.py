@@ -77,6 +77,56 @@ def attend_codes(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, anc
     return _over_codes(query_BKHE, key_BKSGE.shape[3], _Codes(key_BKSGE, value_BKSGE, ancestors_BKS, bias_HS), None)
 
 
+class _Rows(NamedTuple):
+    """A tensor that a kernel reads by its first three strides."""
+
+    data: Tensor
+    strides: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Rows":
+        return cls(tensor, tensor.stride()[:3])
+
+
+class _Slots(NamedTuple):
+    """The slots of the codes as a kernel reads them, with the strides of request, beam, code and group."""
+
+    key_BKSGE: Tensor
+    value_BKSGE: Tensor
+    ancestors_BKS: Tensor
+    strides: tuple[int, int, int, int]
+
+
+class Heads(NamedTuple):
+    """The constants of a kernel: G key heads, R query heads of each, E values of a head, padded; the codes of a beam."""
+
+    GROUPS: int
+    R: int
+    E: int
+    E_PADDED: int
+    CODES: int
+
+
+class PrefixForm(NamedTuple):
+    """The constants of `prefix_kernel`: the tokens of a split, a tile's rows and tokens, and the forms that its text names."""
+
+    SPLIT: int
+    ROWS: int
+    TOKENS: int
+    WHOLE: bool
+    TABLE: bool
+    DESCRIPTORS: bool
+
+
+class SuffixForm(NamedTuple):
+    """The constants of `suffix_kernel`: the splits of a prompt, R padded, whether there is a table, and a bias."""
+
+    SPLITS: int
+    R_PADDED: int
+    TABLE: bool
+    BIAS: bool
+
+
 class _Prompts(NamedTuple):
     """Keys and values of the prompts, and their lengths."""
 
@@ -122,32 +172,18 @@ def _over_prompt(query_BKHE: Tensor, prompts: _Prompts, codes: _Codes | None, sp
     keys, values = prompts.key_BGET, prompts.value_BGTE
     has_descriptors = costs.descriptors and _can_describe(keys) and _can_describe(values)
     prefix_kernel[(triton.cdiv(rows, work.tile), requests * groups, num_splits)](
-        query_BKHE,
+        _Rows.of(query_BKHE),
         TensorDescriptor.from_tensor(keys, [1, 1, padded, BLOCK]) if has_descriptors else keys,
+        keys.stride()[:3],
         TensorDescriptor.from_tensor(values, [1, 1, BLOCK, padded]) if has_descriptors else values,
+        values.stride()[:3],
         prompts.lengths_B,
-        values_ZBGME,
-        lse_ZBGM,
-        code_key,
-        code_value,
-        query_BKHE if ancestors is None else ancestors,
-        *query_BKHE.stride()[:3],
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        *code_key.stride()[:4],
+        _Parts(values_ZBGME, lse_ZBGM),
+        _Slots(code_key, code_value, query_BKHE if ancestors is None else ancestors, code_key.stride()[:4]),
         rows,
         size**-0.5,
-        GROUPS=groups,
-        R=heads // groups,
-        E=size,
-        E_PADDED=padded,
-        SPLIT=split,
-        ROWS=work.tile,
-        TOKENS=BLOCK,
-        WHOLE=is_whole,
-        CODES=0 if with_codes is None else code_key.shape[2],
-        TABLE=ancestors is not None,
-        DESCRIPTORS=has_descriptors,
+        H=Heads(groups, heads // groups, size, padded, 0 if with_codes is None else code_key.shape[2]),
+        FORM=PrefixForm(split, work.tile, BLOCK, is_whole, ancestors is not None, has_descriptors),
         num_warps=4,
         num_stages=3,
     )
@@ -167,28 +203,19 @@ def _over_codes(query_BKHE: Tensor, groups: int, codes: _Codes | None, parts: _P
     requests, beams, heads, size = query_BKHE.shape
     out_BKHE = torch.empty(query_BKHE.shape, dtype=query_BKHE.dtype, device=query_BKHE.device)
     key, value, ancestors, bias = codes or (query_BKHE, query_BKHE, None, None)  # a kernel reads no pointer without codes
+    ratio = heads // groups
     suffix_kernel[(requests * beams, groups)](
-        query_BKHE,
-        key,
-        value,
-        query_BKHE if ancestors is None else ancestors,
+        _Rows.of(query_BKHE),
+        _Slots(key, value, query_BKHE if ancestors is None else ancestors, key.stride()[:4]),
         query_BKHE if bias is None else bias,
-        query_BKHE if parts is None else parts.values_ZBGME,
-        query_BKHE if parts is None else parts.lse_ZBGM,
+        _Parts(query_BKHE, query_BKHE) if parts is None else parts,
         out_BKHE,
-        *query_BKHE.stride()[:3],
-        *key.stride()[:4],
         beams,
         size**-0.5,
-        CODES=0 if codes is None else key.shape[2],
-        SPLITS=0 if parts is None else len(parts.lse_ZBGM),
-        GROUPS=groups,
-        R=heads // groups,
-        R_PADDED=triton.next_power_of_2(heads // groups),
-        E=size,
-        E_PADDED=triton.next_power_of_2(size),
-        TABLE=ancestors is not None,
-        BIAS=bias is not None,
+        H=Heads(groups, ratio, size, triton.next_power_of_2(size), 0 if codes is None else key.shape[2]),
+        FORM=SuffixForm(
+            0 if parts is None else len(parts.lse_ZBGM), triton.next_power_of_2(ratio), ancestors is not None, bias is not None
+        ),
         num_warps=1,
     )
     return out_BKHE
@@ -234,41 +261,18 @@ def _check_suffix(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, an
 
 @triton.jit
 def prefix_kernel(
-    query_BKHE,
+    queries,
     key_BGET,
+    key_strides,
     value_BGTE,
+    value_strides,
     lengths_B,
-    values_ZBGME,
-    lse_ZBGM,
-    code_key_BKSGE,
-    code_value_BKSGE,
-    ancestors_BKS,
-    query_b,
-    query_k,
-    query_h,
-    key_b,
-    key_g,
-    key_e,
-    value_b,
-    value_g,
-    value_t,
-    slot_b,
-    slot_k,
-    slot_s,
-    slot_g,
+    parts,
+    codes,
     num_rows,
     scale,
-    GROUPS: tl.constexpr,
-    R: tl.constexpr,
-    E: tl.constexpr,
-    E_PADDED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    CODES: tl.constexpr,
-    TABLE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    H: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """t = tokens z x SPLIT to min((z + 1) x SPLIT, length[b]); scores = query[b, m, g] @ key[b, g, :, t] x scale
     values[z, b, g, m], lse[z, b, g, m] = softmax(scores) @ value[b, g, t], logsumexp(scores)
@@ -277,31 +281,35 @@ def prefix_kernel(
     WHOLE: there is one split, and the codes join the same softmax, whose result [b, k, h] is written in place of `values`.
     DESCRIPTORS: keys and values are tensor descriptors.
     """
+    ROWS: tl.constexpr = FORM.ROWS
+    TOKENS: tl.constexpr = FORM.TOKENS
+    E_PADDED: tl.constexpr = H.E_PADDED
+    CODES: tl.constexpr = H.CODES
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    request = (tl.program_id(1) // GROUPS).to(tl.int64)
-    group = (tl.program_id(1) % GROUPS).to(tl.int64)
-    first = tl.program_id(2) * SPLIT
+    request = (tl.program_id(1) // H.GROUPS).to(tl.int64)
+    group = (tl.program_id(1) % H.GROUPS).to(tl.int64)
+    first = tl.program_id(2) * FORM.SPLIT
     length = tl.load(lengths_B + request)
     out = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * num_rows + row
     if first >= length:
-        tl.store(lse_ZBGM + out, float("-inf") + tl.zeros([ROWS], tl.float32), mask=row < num_rows)
+        tl.store(parts.lse_ZBGM + out, float("-inf") + tl.zeros([ROWS], tl.float32), mask=row < num_rows)
         return
     e = tl.arange(0, E_PADDED)
-    beam, head = (row // R).to(tl.int64), group * R + row % R
-    at = request * query_b + beam * query_k + head * query_h
-    query = tl.load(query_BKHE + at[:, None] + e[None, :], mask=(row < num_rows)[:, None] & (e < E)[None, :], other=0.0)
+    beam, head = (row // H.R).to(tl.int64), group * H.R + row % H.R
+    at = request * queries.strides[0] + beam * queries.strides[1] + head * queries.strides[2]
+    query = tl.load(queries.data + at[:, None] + e[None, :], mask=(row < num_rows)[:, None] & (e < H.E)[None, :], other=0.0)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, E_PADDED], tl.float32)
-    for start in range(0, SPLIT, TOKENS):
+    for start in range(0, FORM.SPLIT, TOKENS):
         token = first + start + tl.arange(0, TOKENS).to(tl.int64)
         inside = token < length
-        if DESCRIPTORS:
+        if FORM.DESCRIPTORS:
             key = key_BGET.load([request.to(tl.int32), group.to(tl.int32), 0, first + start]).reshape(E_PADDED, TOKENS)
         else:
             key = tl.load(
-                key_BGET + request * key_b + group * key_g + e[:, None] * key_e + token[None, :],
-                mask=(e < E)[:, None] & inside[None, :],
+                key_BGET + request * key_strides[0] + group * key_strides[1] + e[:, None] * key_strides[2] + token[None, :],
+                mask=(e < H.E)[:, None] & inside[None, :],
                 other=0.0,
             )
         score = tl.dot(query, key, input_precision="ieee") * (scale * _LOG2_E)
@@ -309,37 +317,43 @@ def prefix_kernel(
         highest = tl.maximum(top, tl.max(score, 1))  # finite: the first token of the split counts
         weight = tl.exp2(score - highest[:, None])
         shrink = tl.exp2(top - highest)
-        if DESCRIPTORS:
+        if FORM.DESCRIPTORS:
             value = value_BGTE.load([request.to(tl.int32), group.to(tl.int32), first + start, 0]).reshape(TOKENS, E_PADDED)
             value = tl.where(inside[:, None], value, 0.0)  # it may be NaN behind a prompt's end
         else:
             value = tl.load(
-                value_BGTE + request * value_b + group * value_g + token[:, None] * value_t + e[None, :],
-                mask=inside[:, None] & (e < E)[None, :],
+                value_BGTE
+                + request * value_strides[0]
+                + group * value_strides[1]
+                + token[:, None] * value_strides[2]
+                + e[None, :],
+                mask=inside[:, None] & (e < H.E)[None, :],
                 other=0.0,
             )
         values = tl.dot(weight.to(value.dtype), value, values * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(weight, 1)
         top = highest
-    within = (row < num_rows)[:, None] & (e < E)[None, :]
-    if WHOLE:
+    within = (row < num_rows)[:, None] & (e < H.E)[None, :]
+    if FORM.WHOLE:
         for code in tl.static_range(CODES):
             owner = beam
-            if TABLE:
-                owner = tl.load(ancestors_BKS + (request * (num_rows // R) + beam) * CODES + code, mask=row < num_rows, other=0)
-            slot = request * slot_b + owner * slot_k + code * slot_s + group * slot_g
-            code_key = tl.load(code_key_BKSGE + slot[:, None] + e[None, :], mask=within, other=0.0).to(tl.float32)
-            code_value = tl.load(code_value_BKSGE + slot[:, None] + e[None, :], mask=within, other=0.0).to(tl.float32)
+            if FORM.TABLE:
+                owner = tl.load(
+                    codes.ancestors_BKS + (request * (num_rows // H.R) + beam) * CODES + code, mask=row < num_rows, other=0
+                )
+            slot = request * codes.strides[0] + owner * codes.strides[1] + code * codes.strides[2] + group * codes.strides[3]
+            code_key = tl.load(codes.key_BKSGE + slot[:, None] + e[None, :], mask=within, other=0.0).to(tl.float32)
+            code_value = tl.load(codes.value_BKSGE + slot[:, None] + e[None, :], mask=within, other=0.0).to(tl.float32)
             score = tl.sum(query.to(tl.float32) * code_key, 1) * (scale * _LOG2_E)
             highest = tl.maximum(top, score)
             weight, shrink = tl.exp2(score - highest), tl.exp2(top - highest)
             values = values * shrink[:, None] + weight[:, None] * code_value
             total = total * shrink + weight
             top = highest
-        out = (request * (num_rows // R) + beam) * GROUPS * R + head
+        out = (request * (num_rows // H.R) + beam) * H.GROUPS * H.R + head
     else:
-        tl.store(lse_ZBGM + out, (top + tl.log2(total)) * _LN_2, mask=row < num_rows)
-    tl.store(values_ZBGME + out[:, None] * E + e[None, :], values / total[:, None], mask=within)
+        tl.store(parts.lse_ZBGM + out, (top + tl.log2(total)) * _LN_2, mask=row < num_rows)
+    tl.store(parts.values_ZBGME + out[:, None] * H.E + e[None, :], values / total[:, None], mask=within)
 
 
 @triton.jit
@@ -358,64 +372,51 @@ def _merged(values, lse, other_values, other_lse):
 
 @triton.jit
 def suffix_kernel(
-    query_BKHE,
-    key_BKSGE,
-    value_BKSGE,
-    ancestors_BKS,
+    queries,
+    codes,
     bias_HS,
-    values_ZBGME,
-    lse_ZBGM,
+    parts,
     out_BKHE,
-    query_b,
-    query_k,
-    query_h,
-    slot_b,
-    slot_k,
-    slot_s,
-    slot_g,
     beams,
     scale,
-    CODES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    R: tl.constexpr,
-    R_PADDED: tl.constexpr,
-    E: tl.constexpr,
-    E_PADDED: tl.constexpr,
-    TABLE: tl.constexpr,
-    BIAS: tl.constexpr,
+    H: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """owner[s] = ancestors[b, k, s] if TABLE else k; scores[s] = query[b, k, g] . key[b, owner[s], s, g] x scale (+ bias[:, s])
     out[b, k, g] = attention over these codes, merged with every split of the prompt
 
     Program (b x K + k, g): the R query heads of key head g.
     """
+    R_PADDED: tl.constexpr = FORM.R_PADDED
+    SPLITS: tl.constexpr = FORM.SPLITS
+    E_PADDED: tl.constexpr = H.E_PADDED
+    CODES: tl.constexpr = H.CODES
     request = (tl.program_id(0) // beams).to(tl.int64)
     beam = (tl.program_id(0) % beams).to(tl.int64)
     group = tl.program_id(1).to(tl.int64)
     r = tl.arange(0, R_PADDED)
     e = tl.arange(0, E_PADDED)
-    inside = (r < R)[:, None] & (e < E)[None, :]
-    at = request * query_b + beam * query_k + (group * R + r) * query_h
-    query = tl.load(query_BKHE + at[:, None] + e[None, :], mask=inside, other=0.0).to(tl.float32)
+    inside = (r < H.R)[:, None] & (e < H.E)[None, :]
+    at = request * queries.strides[0] + beam * queries.strides[1] + (group * H.R + r) * queries.strides[2]
+    query = tl.load(queries.data + at[:, None] + e[None, :], mask=inside, other=0.0).to(tl.float32)
     lse = tl.full([R_PADDED], float("-inf"), tl.float32)
     values = tl.zeros([R_PADDED, E_PADDED], tl.float32)
     for code in tl.static_range(CODES):
         owner = beam
-        if TABLE:
-            owner = tl.load(ancestors_BKS + (request * beams + beam) * CODES + code)
-        slot = request * slot_b + owner * slot_k + code * slot_s + group * slot_g
-        key = tl.load(key_BKSGE + slot + e, mask=e < E, other=0.0).to(tl.float32)
-        value = tl.load(value_BKSGE + slot + e, mask=e < E, other=0.0).to(tl.float32)
+        if FORM.TABLE:
+            owner = tl.load(codes.ancestors_BKS + (request * beams + beam) * CODES + code)
+        slot = request * codes.strides[0] + owner * codes.strides[1] + code * codes.strides[2] + group * codes.strides[3]
+        key = tl.load(codes.key_BKSGE + slot + e, mask=e < H.E, other=0.0).to(tl.float32)
+        value = tl.load(codes.value_BKSGE + slot + e, mask=e < H.E, other=0.0).to(tl.float32)
         score = tl.sum(query * key[None, :], 1) * scale
-        if BIAS:
-            score += tl.load(bias_HS + (group * R + r) * CODES + code, mask=r < R, other=0.0).to(tl.float32)
+        if FORM.BIAS:
+            score += tl.load(bias_HS + (group * H.R + r) * CODES + code, mask=r < H.R, other=0.0).to(tl.float32)
         values, lse = _merged(values, lse, tl.zeros([R_PADDED, E_PADDED], tl.float32) + value[None, :], score)
     for split in tl.static_range(SPLITS):
-        row = ((split * (tl.num_programs(0) // beams) + request) * GROUPS + group) * beams * R + beam * R + r
-        part = tl.load(lse_ZBGM + row, mask=r < R, other=float("-inf"))
+        row = ((split * (tl.num_programs(0) // beams) + request) * H.GROUPS + group) * beams * H.R + beam * H.R + r
+        part = tl.load(parts.lse_ZBGM + row, mask=r < H.R, other=float("-inf"))
         written = inside & (part > float("-inf"))[:, None]  # a split beyond the prompt's end has no values
-        split_values = tl.load(values_ZBGME + row[:, None] * E + e[None, :], mask=written, other=0.0)
+        split_values = tl.load(parts.values_ZBGME + row[:, None] * H.E + e[None, :], mask=written, other=0.0)
         values, lse = _merged(values, lse, split_values, part)
-    head = (request * beams + beam) * GROUPS * R + group * R + r
-    tl.store(out_BKHE + head[:, None] * E + e[None, :], values, mask=inside)
+    head = (request * beams + beam) * H.GROUPS * H.R + group * H.R + r
+    tl.store(out_BKHE + head[:, None] * H.E + e[None, :], values, mask=inside)
