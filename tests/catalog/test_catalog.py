@@ -427,7 +427,7 @@ def test_create_refuses_an_invalid_source_and_leaves_no_file(tmp_path):
     (tmp_path / "bad.parquet").write_text("item_id\n1\n")
     sources = {
         "no column 'item_id'": pa.table({"id": [1]}),
-        "come again": pa.table({"item_id": [1, 1]}),
+        "occur again": pa.table({"item_id": [1, 1]}),
         "column 'item_id': empty in row 2": pa.table({"item_id": [1, None]}),
         "there is no file": tmp_path / "none.csv",
         "a file that ends in": tmp_path / "items.txt",

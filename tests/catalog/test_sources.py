@@ -112,7 +112,7 @@ def test_an_empty_table_is_a_table(tmp_path, form):
         (pa.table({"id": [1]}), "no column 'item_id'; it has: id"),
         (pa.table({"item_id": [1], "Price": [1], "price": [2]}), "two columns 'price'"),
         (pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["item_id", "item_id"]), "two columns 'item_id'"),
-        (pa.table({"item_id": [1, 1]}), "come again"),
+        (pa.table({"item_id": [1, 1]}), "occur again"),
         (pa.table({"item_id": [1, None]}), "column 'item_id': empty in row 2"),
     ],
 )
@@ -256,8 +256,8 @@ def test_a_view_an_empty_table_and_a_partitioned_one_are_read(database, tmp_path
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"table": "no such"}, "public.no such is not there"),
-        ({"table": "articles", "schema": "other"}, "other.articles is not there"),
+        ({"table": "no such"}, "public.no such does not exist"),
+        ({"table": "articles", "schema": "other"}, "other.articles does not exist"),
         ({"table": "articles"}, "no column 'item_id'; it has: sku, n"),
         ({"table": "nothing", "columns": ("item_id", "m")}, "no column 'm'; it has: item_id, n"),
         ({"table": "nothing", "columns": ("n",)}, "no column 'item_id'"),
