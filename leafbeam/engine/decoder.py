@@ -313,8 +313,10 @@ class _Timer:
 def _of_waiting(requests: Sequence[PendingRequest], arguments: tuple[object, ...]) -> tuple[object, ...]:
     """Return codes and parents, on a CPU with copies of one row in place of the beams of requests that are done."""
     done = [row for row, pending in enumerate(requests) if pending.is_done]
+    if not done or len(arguments) < 2:  # a graph takes its inputs as one argument
+        return arguments
     codes, parents, *others = arguments
-    if not done or not isinstance(codes, torch.Tensor) or not isinstance(parents, torch.Tensor) or codes.device.type != "cpu":
+    if not isinstance(codes, torch.Tensor) or not isinstance(parents, torch.Tensor) or codes.device.type != "cpu":
         return arguments
     codes, parents = codes.clone(), parents.clone()  # they are the search's
     codes[done] = parents[done] = 0
