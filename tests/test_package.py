@@ -155,11 +155,11 @@ def test_the_bill_of_materials_has_every_package_that_serve_brings(tmp_path: Pat
 # Completion.
 
 
-@pytest.mark.parametrize(("shell", "words"), [("bash", "leafbeam ser"), ("bash", "leafbeam serve --log-f")])
+@pytest.mark.parametrize(("shell", "words"), [("bash", "leafbeam ser"), ("bash", "leafbeam serve --slo")])
 def test_a_shell_completes_commands_and_options(shell: str, words: str) -> None:
     variables = {"_LEAFBEAM_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     shown = run(sys.executable, "-m", "leafbeam", env={**os.environ, **variables})
-    assert shown.split() == ["serve" if "--" not in words else "--log-format"]
+    assert shown.split() == ["serve" if "--" not in words else "--slo-ms"]
 
 
 def test_completion_is_installed_by_an_option(tmp_path: Path) -> None:
