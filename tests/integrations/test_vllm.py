@@ -93,7 +93,7 @@ def test_wide_and_narrow_queries_of_one_batch_are_answered(model: Model, answers
 
 def test_prompts_that_vllm_would_refuse_fail_alone(model: Model, answers: dict[str, Any]) -> None:
     long, unknown, answered = answers["refused"]
-    assert "129 tokens: the engine reads 128" in long
+    assert "129 tokens: the engine reads at most 128" in long
     assert "160 tokens, and none 160" in unknown
     np.testing.assert_allclose(answered, log_probabilities(model, [PROMPTS[1]])[0][[5]], atol=1e-3)
 
