@@ -36,7 +36,7 @@ SIZES = (12, 12, 12)
 def run(tmp_path_factory: pytest.TempPathFactory) -> LoadRun:
     rng = np.random.default_rng(3)
     codes = np.unique(np.stack([rng.integers(0, size, 400) for size in SIZES], 1), axis=0)
-    model = small_model(Vocabulary(codebook_sizes=SIZES), hidden_size=32)
+    model = small_model(Vocabulary(codebook_sizes=SIZES), hidden_size=32, head_dim=32)  # the least of vLLM on a CPU
     path = tmp_path_factory.mktemp("run")
     model.save_pretrained(path / "model")
     write_tokenizer(path / "model")
