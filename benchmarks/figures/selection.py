@@ -35,7 +35,7 @@ class ResultRows:
                 try:
                     rows.append(json.loads(line))
                 except ValueError as error:
-                    raise DataError(f"{file.name}:{number} is no JSON row: {error}") from error
+                    raise DataError(f"{file.name}:{number} is not a row of JSON: {error}") from error
         rows.sort(key=lambda row: row["time"])
         judged = [(refusal(row), row) for row in rows]
         return cls(

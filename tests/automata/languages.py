@@ -12,7 +12,7 @@ from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.errors import MissingExtraError
 
-# Letters, pieces of words, the two halves of é and the whole, a token twice, one with an end inside é, and one that is no text.
+# Letters, pieces of words, the two halves of é and the whole, a token twice, one with an end inside é, one that is not text.
 LETTERS = [None, b"a", b"b", b"c", b"ab", b"bc", b"\xc3", b"\xa9", b"\xc3\xa9", b"ab", b"a\xc3"]
 
 atoms = st.sampled_from(["a", "b", "c", "é", "ab", "[ab]", "[^a]", "[a-c]", ".", "(?:)"])
