@@ -311,7 +311,7 @@ def beam_search(
         carry, logits = step_fn(carry, codes_BK, parents_BK, level)
         return logits
 
-    def launch(level: int, beams: Beams[Array], logits_BKV: Array, num_beams: int) -> tuple[Beams[Array], Array]:
+    def launch(level: int, beams: Beams[Array], logits_BKV: Any, num_beams: int) -> tuple[Beams[Array], Array]:
         arguments = (levels[level], filters[level], beams, logits_BKV)
         return fixed_step.extend(xp, *arguments, num_beams=num_beams, scoring=config.scoring)
 
