@@ -88,7 +88,7 @@ class Topic:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What a server said of itself at a time. offsets: the position that it showed in each partition."""
+    """The answer of a server's `/readyz` at a time. offsets: the position that it showed in each partition."""
 
     at: float
     offsets: list[int]

@@ -32,7 +32,7 @@ _NOT_TEXT, _NOT_A_BYTE = -1, -2
 
 
 class MaskArrays(NamedTuple):
-    """What `_fill_mask` reads and writes.
+    """The arrays that `_fill_mask` reads and writes.
 
     Args:
         ranked_MW, token_MW: The masks over ranks and over tokens.

@@ -234,8 +234,9 @@ class Graphs:
                 self._lock.notify_all()
 
     def _prepare(self, captured: _Captured, version: Version) -> "tuple[Version, VersionArrays] | None":
-        """Return a version's arrays on the device; None if they do not fit over the present ones. The
-        present graphs are then freed.
+        """Return a version's arrays on the device.
+
+        If they do not fit over the present ones, it frees the present graphs and returns None.
         """
         arrays = captured.index.prepare(version)
         captured.capturer.wait()
