@@ -12,6 +12,7 @@ import torch
 
 from leafbeam.errors import CheckpointError, check_choice, short_repr
 from leafbeam.extras import require_device
+from leafbeam.machine import return_freed_memory
 from leafbeam.model.architectures import DECODERS
 from leafbeam.model.config import ENCODER_DECODERS, EncoderDecoderConfig, ModelConfig
 from leafbeam.model.encoder_decoder import EncoderDecoder
@@ -76,9 +77,11 @@ def load_for_decoding(directory: str | PathLike[str], *, device: torch.device | 
     on_cpu = torch.device(device).type == "cpu"
     model = load_model(directory, dtype=torch.float32 if on_cpu else None, device=device)
     warn_of_settings(Path(directory), model.vocabulary)
-    if not on_cpu:
+    if not on_cpu or not isinstance(model, Transformer):
         return model
-    return model.store_bfloat16().pack() if isinstance(model, Transformer) else model
+    packed = model.store_bfloat16().pack()
+    return_freed_memory()  # the plain matrices take as much as the packed ones
+    return packed
 
 
 def qwen3_config(size: Qwen3Size, *, vocab_size: int = _QWEN3_ROWS) -> ModelConfig:
