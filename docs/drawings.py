@@ -12,6 +12,8 @@ FOLDER = Path(__file__).parent / "img"
 GREEN, PALE, GREY, LINE, INK = "#1f7a4a", "#d9ede2", "#ececec", "#8a8f8c", "#222222"
 SIDS = [(0, 0, 1), (0, 0, 2), (0, 2, 0), (1, 1, 0), (1, 1, 2), (2, 0, 0), (2, 0, 1), (2, 1, 1), (2, 1, 2), (2, 2, 0)]
 ALLOWED = [1, 0, 1, 0, 1, 1, 1, 0, 0, 1]
+BEAM_SCORES = (-0.7, -1.6, -1.2)  # of the prefixes (0), (1) and (2)
+PROBABILITIES = ((0.5, 0.3, 0.2), (0.2, 0.7, 0.1), (0.3, 0.5, 0.2))  # of the next code, after each of them
 
 
 def rect(x: float, y: float, width: float, height: float, *, fill: str = "white", stroke: str = LINE, dash: str = "") -> str:
@@ -77,6 +79,45 @@ def trie() -> str:
     return drawing(left + step * index.num_leaves + 10, y + 72, "Ranges of leaves, and the bitmap of a rule", parts)
 
 
+def search_round() -> str:
+    """The second round of a search with three beams over the trie above, under its rule."""
+    index = Trie.build(SIDS, [3, 3, 3])
+    rule = index.filter(np.array(ALLOWED, bool)).parts[0]
+    codes_ML = index.codes_at(np.arange(index.num_leaves))
+    step, row, left, top, best = 118, 74, 200, 52, 600
+    heads = [
+        (91, "beams of the last round"),
+        (left + 177, "the model: log p of codes 0, 1, 2"),
+        (best + 110, "the best three stay"),
+    ]
+    parts = [text(x, 26, words, fill=LINE) for x, words in heads]
+    candidates: list[tuple[float, str]] = []
+    for beam, score in enumerate(BEAM_SCORES):
+        y = top + row * beam
+        lo, hi = np.searchsorted(codes_ML[:, 0], [beam, beam + 1]).tolist()
+        parts += box(16, y, 150, [f"({beam}) = [{lo}, {hi})", f"score {score:.2f}"], fill=PALE)
+        parts.append(arrow(166, y + 28, left - 4, y + 28))
+        for code, log_p in enumerate(np.log(PROBABILITIES[beam]).tolist()):
+            first, last = lo + np.searchsorted(codes_ML[lo:hi, 1], [code, code + 1])
+            found = int(rule.num_leaves(np.array([first]), np.array([last]))[0])
+            why = f"({beam}, {code}) = [{first}, {last})" if found else "no allowed item" if last > first else "no such ID"
+            x = left + step * code
+            parts.append(rect(x, y, step - 8, 56, fill="white" if found else GREY, dash="" if found else "4"))
+            parts.append(text(x + step / 2 - 4, y + 24, f"{log_p:.2f}", fill=INK if found else LINE))
+            parts.append(text(x + step / 2 - 4, y + 44, why, size=12, fill=INK if found else LINE))
+            if found:
+                candidates.append((score + log_p, f"({beam}, {code})"))
+    for place, (score, name) in enumerate(sorted(candidates, reverse=True)):
+        y, kept = top + 44 * place, place < len(BEAM_SCORES)
+        parts.append(rect(best, y, 220, 34, fill=PALE if kept else "white", dash="" if kept else "4"))
+        words = f"{name}  {score:.2f}" + ("" if kept else ", dropped")
+        parts.append(text(best + 110, y + 22, words, bold=kept, fill=INK if kept else LINE))
+    parts.append(arrow(left + 3 * step, top + row * 1.5 - 9, best - 6, top + row * 1.5 - 9))
+    note = "A candidate's score is its beam's score plus log p. No item below a dropped prefix can score more than it does."
+    parts.append(text(16, top + row * 3 + 20, note, anchor="start", size=12))
+    return drawing(best + 236, top + row * 3 + 36, "A round of the search", parts)
+
+
 def request() -> str:
     """The way of one request."""
     parts: list[str] = []
@@ -137,7 +178,7 @@ def versions() -> str:
     return drawing(866, 344, "Versions of a live index", parts)
 
 
-DRAWINGS = {"trie.svg": trie, "request.svg": request, "versions.svg": versions}
+DRAWINGS = {"trie.svg": trie, "round.svg": search_round, "request.svg": request, "versions.svg": versions}
 
 if __name__ == "__main__":
     for name, draw in DRAWINGS.items():

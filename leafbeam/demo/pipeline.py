@@ -16,7 +16,7 @@ from rich.rule import Rule as Line
 from rich.table import Table
 from rich.text import Text
 
-from leafbeam.demo.processes import run_command, running_server
+from leafbeam.demo.processes import run_command, running_server, usual_port
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.tour import Tour
 from leafbeam.errors import ArgumentError, DataError, DemoError
@@ -75,8 +75,9 @@ class Demo:
         self._heading("Index", "The codes of all items. The search enumerates these and no others.")
         write_rules(run / "rules.toml", log.items)
         self._command("build", *options)
+        port = usual_port() if self.open_page else 0
         with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
-            starting = pool.submit(stack.enter_context, running_server(run))  # compiles kernels on another core
+            starting = pool.submit(stack.enter_context, running_server(run, port=port))  # compiles kernels on another core
             self._heading("Evaluation", "Each user's last item was held out; the whole catalog is ranked to find it.")
             self._command("evaluate", *options, *(["--users", "2000"] if self.data is None else []))
             server = starting.result()

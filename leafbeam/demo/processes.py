@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ COMMAND = (sys.executable, "-m", "leafbeam")
 ADDRESS = re.compile(r"http://[^\s;]+:\d+")
 READY_SECONDS = 600.0  # a loaded machine compiles kernels for minutes; a server that cannot start ends earlier
 STOP_SECONDS = 15.0
+USUAL_PORT = 8000
 
 
 def run_command(arguments: Sequence[str]) -> Iterator[str]:
@@ -116,14 +118,25 @@ class Server:
         raise DemoError(f"the server ended with exit code {code}; its log is {self.log}")
 
 
+def usual_port() -> int:
+    """Return the port of `leafbeam serve` if it is free, so that the commands of the documents reach the server; else 0."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", USUAL_PORT))
+        except OSError:
+            return 0
+    return USUAL_PORT
+
+
 @contextmanager
-def running_server(run: Path) -> Generator[Server]:
-    """Start `leafbeam serve` on a free port, wait until it is ready, and stop it at the end.
+def running_server(run: Path, *, port: int = 0) -> Generator[Server]:
+    """Start `leafbeam serve`, wait until it is ready, and stop it at the end. port: 0 lets the server choose a free one.
 
     Raises DemoError, with the end of its log and the command that goes on, where it does not become ready.
     """
     log, interactions = run / "server.log", run / "interactions.parquet"
-    command = [*COMMAND, "serve", "--run", str(run), "--port", "0"]
+    command = [*COMMAND, "serve", "--run", str(run), "--port", str(port)]
     if interactions.exists():  # of the synthetic shop, which anyone may see
         command += ["--set", f"users={interactions}"]
     with log.open("wb") as out:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -162,6 +163,16 @@ def test_the_last_line_leads_to_the_tutorial(tmp_path: Path):
     assert "http://localhost:8000" in text_of(screen)
     assert last.startswith("Next: docs/tutorial.md")
     assert (Path(__file__).parents[2] / "docs" / "tutorial.md").exists()
+
+
+def test_the_server_takes_the_port_of_the_documents_only_if_it_is_free(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(processes, "USUAL_PORT", port)
+        assert processes.usual_port() == 0
+    assert processes.usual_port() == port
 
 
 def test_a_step_that_fails_stops_the_demo(capfd: pytest.CaptureFixture[str], tmp_path: Path):
