@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +25,24 @@ if TYPE_CHECKING:
     from leafbeam.index.saved_runs import SavedRuns
 
 TABLE = "With TABLE"
-RULES_HEAD = """# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.
+_RULES_FILE = """# Rules and boosts of this run. A request names them, and never contains SQL.
+# After a change, run `leafbeam build` again, or send SIGHUP to a running server.
 # Columns: {columns}
+
+# A rule is an SQL predicate over the table `items` of catalog.duckdb. Only items for which it is true are returned.
 [rules]
+{rules}# A rule that depends on the time is evaluated again at intervals:
+# fresh = {{ where = "first_seen > now() - INTERVAL 7 DAY", refresh = "60s" }}
+
+# A boost is a number that a request may add to each item's score; 0.7 doubles an item's probability.
+# [boosts]
+# recent = "CASE WHEN first_seen > now() - INTERVAL 7 DAY THEN 1 END"
 """
-EXAMPLE_RULE = '# in_stock = "stock > 0"\n'
+
+
+def rules_file(columns: Iterable[str], rules: str = "") -> str:
+    """Return a commented rules.toml. rules: lines of its table of rules; without any, an example in a comment."""
+    return _RULES_FILE.format(columns=", ".join(columns), rules=rules or '# in_stock = "stock > 0"\n')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +310,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
         if source.directory is not None and (rules_of_log := source.directory / "rules.toml").exists():
             shutil.copyfile(rules_of_log, paths.rules)
         else:
-            paths.rules.write_text(RULES_HEAD.format(columns=", ".join(items.column_names)) + EXAMPLE_RULE, encoding="utf-8")
+            paths.rules.write_text(rules_file(items.column_names), encoding="utf-8")
             console.print(f"{paths.rules} has no rules yet: add some, and send the server SIGHUP")
     with ExitStack() as opened:  # rules are counted over what a server of the run would answer from
         changed = paths.index

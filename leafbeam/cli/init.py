@@ -10,7 +10,7 @@ import typer
 
 from leafbeam import catalog, semid, tables
 from leafbeam.cli.console import next_step, stdout
-from leafbeam.cli.index import EXAMPLE_RULE, RULES_HEAD
+from leafbeam.cli.index import rules_file
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, TimeUnit
 from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import ArgumentError, DataError, LeafbeamError, counted
@@ -70,7 +70,7 @@ def init(run: RunOption = DEFAULT_RUN) -> None:
     _check_text(source, log.items.column_names)
     source.save(paths.source)
     written = "".join(f"{name} = {_as_toml(rule)}\n" for name, rule in rules.items())
-    paths.rules.write_text(RULES_HEAD.format(columns=", ".join(columns)) + (written or EXAMPLE_RULE), encoding="utf-8")
+    paths.rules.write_text(rules_file(columns, written), encoding="utf-8")
     sizes = f"{counted(log.num_users, 'user')}, {counted(log.num_items, 'item')}"
     console.print(
         f"{paths.source} reads {sizes}, {counted(log.report.interactions, 'interaction')}; {paths.rules} is yours to edit"

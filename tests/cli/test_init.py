@@ -1,6 +1,7 @@
 """`leafbeam init` and `leafbeam` alone: a run from five answers, and where one is."""
 
 import json
+import re
 import threading
 import tomllib
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ def test_five_answers_make_a_run_that_later_commands_read(tmp_path: Path) -> Non
     rules = (run / "rules.toml").read_text()
     assert tomllib.loads(rules) == {"rules": {"cheap": {"where": "price < 5", "refresh": "60s"}}}
     assert "# Columns: item_id, name, price" in rules
+    examples = tomllib.loads(re.sub(r"^# (?=\w+ = |\[)", "", rules, flags=re.MULTILINE))
+    assert (set(examples["rules"]), set(examples["boosts"])) == ({"cheap", "fresh"}, {"recent"})
     log = source.read()
     assert (log.num_users, log.num_items) == (60, 40)
     assert "60 users, 40 items" in succeed("fit-sids", "--run", run, "--codebooks", "8,8")
