@@ -327,7 +327,7 @@ export interface ItemCompletionBody {
   boosts?: Record<string, number>;
   /** For each column of the catalog, the largest number of items with the same value. Items without a value are not limited. */
   at_most?: Record<string, number>;
-  /** For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
+  /** For each rule, the number of its items that the list must have, if so many are allowed; see `unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
   at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
@@ -542,7 +542,7 @@ export interface RecommendBody {
   boosts?: Record<string, number>;
   /** For each column of the catalog, the largest number of items with the same value. Items without a value are not limited. */
   at_most?: Record<string, number>;
-  /** For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
+  /** For each rule, the number of its items that the list must have, if so many are allowed; see `unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
   at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;

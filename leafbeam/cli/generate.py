@@ -113,7 +113,7 @@ class SamplingOptions:
 
 @with_options(SearchOptions, ConstraintOptions, SamplingOptions)
 def generate(
-    model: Annotated[Path, option("--model", "The Hugging Face directory of the model, a Qwen3 with tokenizer.json.")],
+    model: Annotated[Path, option("--model", "The Hugging Face directory of the model, a decoder with its tokenizer.json.")],
     prompt: Annotated[
         list[str] | None, option("--prompt", "The prompt of a text; repeatable.", default="lines of stdin")
     ] = None,

@@ -48,7 +48,7 @@ class Request:
             weighted sum of its boosts.
         at_most: For each column of the catalog, the largest number of items with the same value. Items without a value are not
             limited.
-        at_least: For each rule, the number of its items that the list must have, if so many are allowed; see `Result.unmet`.
+        at_least: For each rule, the number of its items that the list must have, if so many are allowed; see `unmet`.
             Each rule's best items are taken first; the rest of the list is filled best first.
         keep_history: Whether items of the history may be returned too.
         explain: Whether the answer has `levels`. Such requests run in batches of their own, and take longer.

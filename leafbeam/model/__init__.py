@@ -1,4 +1,4 @@
-"""Models over Semantic IDs (Qwen3, a T5 encoder-decoder), their vocabularies, and their decoding sessions."""
+"""Models over Semantic IDs (decoders, T5 encoder-decoders), their vocabularies, and their decoding sessions."""
 
 from typing import TYPE_CHECKING
 

@@ -52,7 +52,7 @@ def generate(
     `leafbeam.integrations.transformers.ConstraintLogitsProcessor`.
 
     Args:
-        model: A `Transformer`, or a Qwen3 directory of Hugging Face.
+        model: A `Transformer`, or the directory of a decoder in Hugging Face's format.
         tokenizer: A `TextTokenizer`, or a fast tokenizer of transformers; None takes the one in the directory.
         constraint: One constraint for all prompts, or one for each.
         prompts: Texts, or lists of tokens.
@@ -75,7 +75,7 @@ def generate(
         generator = TextGenerator(model, TextTokenizer.of(tokenizer))
     else:
         raise ArgumentError(
-            f"the model is {type(model).__name__}: expected leafbeam's Transformer, or a directory with a Qwen3; for "
+            f"the model is {type(model).__name__}: expected leafbeam's Transformer, or the directory of a decoder; for "
             "a model of transformers use leafbeam.integrations.transformers.ConstraintLogitsProcessor"
         )
     return generator.generate(prompts, constraint, **options)
