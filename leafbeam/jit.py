@@ -44,6 +44,16 @@ class _CompilationNotice(event.Listener):
     def on_end(self, event: object) -> None:
         pass
 
+    def warn_of_no_cache(self) -> None:
+        """Say once that compiled kernels cannot be kept, in place of the line about the compilation."""
+        if not self.logged:
+            self.logged = True
+            log.warning(
+                "no directory for compiled kernels can be written, so that each start compiles them for up to a minute: set "
+                "NUMBA_CACHE_DIR to a directory that this user may write (it is %s)",
+                kernel_directory(),
+            )
+
 
 _NOTICE = _CompilationNotice()
 event.register("numba:compile", _NOTICE)
@@ -52,7 +62,8 @@ event.register("numba:compile", _NOTICE)
 def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
     """Return `numba.njit(*signature, **options)`; with `cache=True`, the code is kept in leafbeam's cache directory.
 
-    NUMBA_CACHE_DIR and `numba.config.CACHE_DIR` take precedence. Where the directory cannot be written, numba chooses another.
+    NUMBA_CACHE_DIR and `numba.config.CACHE_DIR` take precedence. Where the directory cannot be written, numba chooses
+    another. If no directory can be written, kernels are compiled at each start, and a warning says so.
 
     Without `cache`, the function is a part of kernels: they call it, and Python must not, because it is compiled without the
     code that takes arguments from Python: such a call ends the process. That code is a sixth of the time that a kernel of many
@@ -70,6 +81,11 @@ def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
             before, config.CACHE_DIR = config.CACHE_DIR, config.CACHE_DIR or _cache_directory()
             try:
                 return decorate(function)
+            except RuntimeError as error:
+                if "no locator available" not in str(error):
+                    raise
+                _NOTICE.warn_of_no_cache()
+                return numba.njit(*signature, **options | {"cache": False})(function)
             finally:
                 config.CACHE_DIR = before
 

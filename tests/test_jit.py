@@ -71,6 +71,19 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_choice_of_numba(tmp_pat
     assert list((tmp_path / "__pycache__").glob("kernel.twice*.nbc"))
 
 
+@pytest.mark.slow
+def test_kernels_run_where_no_directory_can_be_written_and_one_line_says_so(
+    tmp_path: Path,
+) -> None:
+    """As in a container with a read-only file system, whose user has no home."""
+    (tmp_path / "file").write_text("a file where the directory should be")
+    chosen = str(tmp_path / "file" / "kernels")
+    stdout, stderr = run(tmp_path, NUMBA_CACHE_DIR=chosen, NUMBA_CACHE_LOCATOR_CLASSES="UserProvidedCacheLocator")
+    assert stdout.startswith("42 ")
+    assert stderr.count("set NUMBA_CACHE_DIR to a directory that this user may write") == 1
+    assert chosen in stderr
+
+
 # Each compiles, and may cache in `__pycache__` beside the source.
 _COMPILERS = {"jit", "njit", "vectorize", "guvectorize", "cfunc", "stencil", "generated_jit", "jit_module", "cuda"}
 
