@@ -202,6 +202,8 @@ def test_what_is_written_has_a_volume_and_resources_have_limits() -> None:
     assert f"NUMBA_CACHE_DIR={cache}" in DOCKERFILE
     assert f"NUMBA_CACHE_DIR={cache}" in UNIT
     assert f'VOLUME ["{cache}"]' in DOCKERFILE
+    assert f"--mode=777 {cache}" in DOCKERFILE  # compose.yaml's user is not the image's
+    assert COMPOSE["services"]["leafbeam"]["user"].startswith("${SERVER_USER")
     mounts = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
     assert mounts["kernels"] == cache
     assert set(mounts) == {volume["name"] for volume in POD["volumes"]}
