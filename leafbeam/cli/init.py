@@ -1,5 +1,6 @@
 """`leafbeam init`: a run from five questions about one's own files."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +20,7 @@ from leafbeam.json_reader import Json
 
 _SAMPLE = 1_000  # rows from which columns and units are guessed
 _DELIMITERS = ",", ";", "\t", "|"
-# What columns are often called; the first that a file has is offered.
+# What columns are often called; the first that a file has is offered, or a column with all words of one, such as "Ordered at".
 _USERS = "user_id", "user", "customer_id", "customer", "visitor_id", "session_id", "account"
 _ITEMS = "item_id", "item", "product_id", "product", "sku", "asin", "article_id", "id"
 _TIMES = "timestamp", "time", "datetime", "date", "created_at", "at", "ts"
@@ -91,9 +92,11 @@ class _Head:
             raise DataError(f"{path} has no rows")
 
     def first_of(self, names: Sequence[str]) -> str | None:
-        """Return the column that has the first of these names, in any case."""
-        known = {name.lower(): name for name in self.names}
-        return next((known[name] for name in names if name in known), None)
+        """Return the column that has the first of these names, in any case, or else the words of one."""
+        words = {column: re.findall(r"[^\W_]+", column.lower()) for column in self.names}
+        exact = ((column, name) for name in names for column, found in words.items() if "_".join(found) == name)
+        parts = ((column, name) for name in names for column, found in words.items() if name != "id" and name in found)
+        return next((column for column, _ in (*exact, *parts)), None)
 
     def check(self, name: str) -> str:
         """Return a column's name. Raises ArgumentError if the file has no such column."""
@@ -131,14 +134,14 @@ def _path(question: str, *, needed: bool = False) -> Path | None:
 def _columns(head: _Head) -> tuple[str, str, str | None]:
     """Ask for the columns of user, item and time."""
     names_of_columns = [head.first_of(names) for names in (_USERS, _ITEMS, _TIMES)]
-    default = " ".join(name for name in names_of_columns if name) if all(names_of_columns[:2]) else ""
+    default = ", ".join(name for name in names_of_columns if name) if all(names_of_columns[:2]) else ""
+    question = "2. The columns of user, item and time, with commas between them (leave out the time if rows are in order)"
     while True:
-        answer = _ask(
-            "2. The columns of user, item and time (leave out the time if rows are in order)", default=default
-        ).split()
+        text = _ask(question, default=default)
+        answer = [name.strip() for name in text.split(",")] if "," in text else text.split()
         try:
             if len(answer) not in (2, 3):
-                raise ArgumentError(f"expected two or three names of columns, such as `user_id item_id timestamp`: {answer}")
+                raise ArgumentError(f"expected two or three names of columns, such as `user_id, item_id, timestamp`: {text!r}")
             user, item, *time = (head.check(name) for name in answer)
         except LeafbeamError as error:
             stdout().print(f"   {error}", style="red", markup=False, soft_wrap=True)
@@ -167,8 +170,9 @@ def _as_toml(rule: object) -> str:
 
 def _suggested(columns: dict[str, str]) -> str:
     """Return a rule for columns that most shops have; empty without them."""
-    if columns.get("stock", "").startswith(("int", "double")):
-        return "in_stock=stock > 0"
+    stock = next((name for name in columns if name.lower() == "stock"), None)
+    if stock is not None and columns[stock].startswith(("int", "double")):
+        return f"in_stock={stock} > 0"
     return next((f"{name}={name}" for name, kind in columns.items() if kind == "bool"), "")
 
 

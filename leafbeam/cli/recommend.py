@@ -130,18 +130,25 @@ def recommend(
         return
     gc.disable()  # imports make a million lasting objects: looking through them takes a sixth of this command
     try:
-        from leafbeam.cli import output
+        _recommend_history(paths, wish, device, engine.Settings(precision=precision), verify=not no_verify)
     finally:
         gc.enable()
+    next_step(stdout(), "leafbeam", "serve", "--run", run)
 
-    files, settings = paths.catalog_files(verify=not no_verify), engine.Settings(precision=precision)
+
+def _recommend_history(
+    paths: RunDirectory, wish: RequestOptions, device: str, settings: "engine.Settings", *, verify: bool
+) -> None:
+    """Recommend after one history, and show the items."""
+    from leafbeam.cli import output
+
+    files = paths.catalog_files(verify=verify)
     with closing(engine.Engine.load(paths.model, files, device=device, settings=settings)) as loaded:
         log = Source.load(paths.source).read() if wish.user else None
         history = output.parse_ids(wish.history or "", loaded.trie) if log is None else log.history_of(wish.user)
         deny = tuple(output.parse_ids(wish.deny, loaded.trie))
         request = wish.request(history=tuple(history), user=wish.user or None, deny_item_ids=deny)
         output.show(stdout(), loaded, request, loaded.recommend(request))
-    next_step(stdout(), "leafbeam", "serve", "--run", run)
 
 
 def _check(wish: RequestOptions, table: TableOptions) -> None:

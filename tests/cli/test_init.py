@@ -52,11 +52,24 @@ def test_what_the_files_suggest_is_offered(tmp_path: Path) -> None:
     pq.write_table(goods, tmp_path / "goods.parquet")
     run = tmp_path / "run"
     shown = succeed("init", "--run", run, stdin=answers(tmp_path / "log.parquet", "", tmp_path / "goods.parquet", "", ""))
-    assert "[User Item]" in shown
+    assert "[User, Item]" in shown
     assert "[title]" in shown
     source = Source.load(run / "source.json")
     assert (source.order, source.id_column, source.text_columns) == ("file", "item", ("title",))
     assert tomllib.loads((run / "rules.toml").read_text()) == {"rules": {"in_stock": "stock > 0"}}
+
+
+def test_names_of_columns_may_have_blanks_and_are_offered_by_their_words(tmp_path: Path) -> None:
+    rows = ["1;C1;A 1;2026-03-01 10:00;2", "2;C1;A 2;2026-03-02 10:00;1", "3;C2;A 1;2026-03-01 11:00;1"]
+    (tmp_path / "orders.csv").write_text("\n".join(["Order;Customer;Product No;Ordered at;Qty", *rows, ""]))
+    (tmp_path / "goods.csv").write_text("Product No,Name,Stock\nA 1,red cup,3\nA 2,blue lamp,0\n")
+    run = tmp_path / "run"
+    shown = succeed("init", "--run", run, stdin=answers(tmp_path / "orders.csv", "", tmp_path / "goods.csv", "", ""))
+    assert "[Customer, Product No, Ordered at]" in shown
+    assert "[in_stock=Stock > 0]" in shown
+    source = Source.load(run / "source.json")
+    assert (source.user_column, source.item_column, source.time_column) == ("Customer", "Product No", "Ordered at")
+    assert source.id_column == "Product No"
 
 
 def test_a_log_alone_suffices(tmp_path: Path) -> None:
