@@ -32,8 +32,10 @@ const options = (names, chosen) =>
 
 /** Draw the sliders and selectors; `changed(part)` is called with what was chosen. */
 export function showObjectives({ boosts, columns, rules, state, changed }) {
+  const names = [...new Set([...boosts, ...Object.keys(state.boosts)])];
   $("boosts").replaceChildren(
-    ...[...new Set([...boosts, ...Object.keys(state.boosts)])].map((name) => {
+    ...(names.length ? [el("p", { class: "muted row" }, "A boost of 0.7 makes an item twice as likely.")] : []),
+    ...names.map((name) => {
       const shown = el("output", { class: "number" }, (state.boosts[name] ?? 0).toFixed(1));
       const slide = (event) => {
         const weight = Number(event.target.value);
