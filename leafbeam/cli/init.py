@@ -87,7 +87,8 @@ class _Head:
         form: tables.CsvFormat = tables.CsvFormat(delimiter=self.delimiter)
         batch = next(iter(tables.read_rows(path, _SAMPLE, types={}, form=form)), None)
         self.rows: Sequence[Json] = () if batch is None else batch.rows
-        self.names = tuple(dict.fromkeys(name for row in self.rows for name in row))
+        fullest_first = sorted(self.rows, key=len, reverse=True)  # rows lack the names of their empty cells
+        self.names = tuple(dict.fromkeys(name for row in fullest_first for name in row))
         if not self.names:
             raise DataError(f"{path} has no rows")
 
