@@ -25,6 +25,7 @@ EXTRAS = {
     "opentelemetry": "otel",
     "outlines_core": "automata",
     "prometheus_client": "serve",
+    "psycopg": "postgres",
     "pyarrow": "catalog",
     "pyiceberg": "iceberg",
     "ray": "ray",

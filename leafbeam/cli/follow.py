@@ -1,4 +1,4 @@
-"""`leafbeam items follow`: the changes of a Kafka topic, a Delta or an Iceberg table, made on a run's server."""
+"""`leafbeam items follow`: the changes of a topic, a table or a publication, made on a run's server."""
 
 import os
 import time
@@ -15,7 +15,7 @@ from leafbeam.cli.options import DEADLINE_S, KEY, option, split_names, with_opti
 from leafbeam.errors import counted
 from leafbeam.serve.feed_config import FeedConfig
 
-PositionOption = Annotated[Path, option("--position", "The file that keeps the position in the followed table.")]
+PositionOption = Annotated[Path, option("--position", "The file that keeps the position in what is followed.")]
 EveryOption = Annotated[float, option("--every", "The number of seconds between two checks of the table.")]
 
 
@@ -102,8 +102,29 @@ def iceberg(
     _follow(following.feed(iceberg=table, catalog=catalog), position, following, wait_s=every)
 
 
+@with_options(Following)
+def postgres(
+    publication: Annotated[str, typer.Argument(help="The publication, which has one table.")],
+    position: PositionOption,
+    database: Annotated[
+        str, option("--database", "The database: postgresql://USER@HOST/NAME.", default="PGHOST, PGPASSWORD and so on")
+    ] = "",
+    slot: Annotated[
+        str, option("--slot", "The name of the replication slot; use one for each catalog. It is created if there is none.")
+    ] = "leafbeam",
+    *,
+    following: Following,
+) -> None:
+    """Follow a PostgreSQL publication: the rows of its table, then its changes, by logical replication.
+
+    The database keeps all changes until the server has them, also while this command does not run. Drop a slot that is no
+    longer followed: SELECT pg_drop_replication_slot('leafbeam'). --set and --config take properties of libpq.
+    """
+    _follow(following.feed(postgres=publication, database=database, slot=slot), position, following, wait_s=1.0)
+
+
 def _follow(config: FeedConfig, position: Path | str, following: Following, *, wait_s: float) -> None:
-    """Open the feed at a position (of a table, or the group of a topic), and make its changes on the server."""
+    """Open the feed at a position (a file, or the group of a topic), and make its changes on the server."""
     from leafbeam.feeds.batch import require_library
 
     require_library(config, f"`leafbeam items follow {config.kind}`", "httpx", "msgspec")
@@ -132,3 +153,4 @@ app = typer.Typer(no_args_is_help=True, help="Apply the changes of another syste
 app.command("kafka")(kafka)
 app.command("delta")(delta)
 app.command("iceberg")(iceberg)
+app.command("postgres")(postgres)

@@ -1,4 +1,4 @@
-"""Feeds: the changes of a Kafka topic, a Delta or an Iceberg table, made in a served catalog. Names load on first use."""
+"""Feeds: the changes of a topic, a table or a publication, made in a served catalog. Names load on first use."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,8 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.feeds.follower import Followed, follow
     from leafbeam.feeds.iceberg import IcebergSource
     from leafbeam.feeds.kafka import KafkaFeed
+    from leafbeam.feeds.postgres import PostgresFeed
+    from leafbeam.feeds.publication import Publication
     from leafbeam.feeds.table import TableFeed, VersionedTable
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "IcebergSource",
     "ItemChange",
     "KafkaFeed",
+    "PostgresFeed",
+    "Publication",
     "SourceColumns",
     "TableFeed",
     "VersionedTable",

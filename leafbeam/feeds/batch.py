@@ -9,7 +9,7 @@ from leafbeam.errors import ArgumentError, DataError, short_repr
 from leafbeam.extras import require
 from leafbeam.ids import is_id
 from leafbeam.json_reader import Json
-from leafbeam.serve.feed_config import FeedConfig
+from leafbeam.serve.feed_config import LISTED, FeedConfig
 
 if TYPE_CHECKING:
     from leafbeam.feeds.table import VersionedTable
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 Operation = Literal["put", "patch", "delete"]
 Start = Literal["beginning", "now"]
 MAX_CHANGES = 10_000  # of a batch: what a server takes at once
+TRUNCATED = "the table was emptied (truncate), which names no items: remove them with `leafbeam items remove`"
+START_AGAIN = "Begin with a newer snapshot of another server, or with a run that is built anew"
 _MODULES = {
     "kafka": ("confluent_kafka",),
     "delta": ("deltalake", "pyarrow", "duckdb"),
     "iceberg": ("pyiceberg", "pyarrow", "duckdb"),
+    "postgres": ("psycopg",),
 }
 
 
@@ -135,6 +138,15 @@ class SourceColumns:
             raise DataError(f"{what}: expected a whole number or text as item id")
         return item_id
 
+    def change(self, fields: Mapping[str, object], *, is_whole: bool) -> tuple[Operation, dict[str, object]]:
+        """Return how a changed row is made, and as which item.
+
+        It is put; or its item is patched, if the source left out columns that are taken, because they did not change.
+        Raises DataError as `row` does.
+        """
+        is_whole = is_whole or (self.names is not None and set(self.names) <= fields.keys())
+        return ("put" if is_whole else "patch"), self.row(fields, partial=not is_whole)
+
     def row(self, fields: Mapping[str, object], *, partial: bool = False) -> dict[str, object]:
         """Return a row of the source as an item; with `partial`, columns may be missing.
 
@@ -168,8 +180,8 @@ def open_feed(config: FeedConfig, position: Mapping[str, object] | Path | str) -
 
     Args:
         config: The settings.
-        position: The position that the catalog keeps, empty at first. Or what keeps it instead: the file of a table, or the
-            name of a Kafka consumer group.
+        position: The position that the catalog keeps, empty at first. Or what keeps it instead: a file, or the name of a Kafka
+            consumer group.
 
     Raises:
         ArgumentError: If the settings name no source, or a property is invalid.
@@ -193,6 +205,13 @@ def open_feed(config: FeedConfig, position: Mapping[str, object] | Path | str) -
             max_changes=config.batch,
             properties=properties,
         )
+    assert not isinstance(position, str)
+    if config.postgres is not None:
+        from leafbeam.feeds.postgres import PostgresFeed
+        from leafbeam.feeds.publication import Publication
+
+        publication = Publication(name=config.postgres, slot=config.slot, database=config.database, properties=properties)
+        return PostgresFeed(publication, position, columns=columns, start=start, max_changes=config.batch)
     table: VersionedTable
     if config.delta is not None:
         from leafbeam.feeds.delta import DeltaSource
@@ -203,8 +222,7 @@ def open_feed(config: FeedConfig, position: Mapping[str, object] | Path | str) -
 
         table = IcebergSource(config.iceberg, catalog=config.catalog, properties=properties)
     else:
-        raise ArgumentError("the settings name no source: set kafka, delta or iceberg")
+        raise ArgumentError(f"the settings name no source: set {LISTED}")
     from leafbeam.feeds.table import TableFeed
 
-    assert not isinstance(position, str)
     return TableFeed(table, position, columns=columns, start=start, max_changes=config.batch)

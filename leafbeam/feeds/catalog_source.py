@@ -11,7 +11,7 @@ from leafbeam.feeds.batch import Batch, CatalogFeed, Operation, open_feed, requi
 from leafbeam.feeds.follower import Followed, make
 from leafbeam.ingest import CatalogWriter, ChangeAnswer, FeedStatus, Lines
 from leafbeam.json_reader import Json
-from leafbeam.serve.feed_config import FeedConfig
+from leafbeam.serve.feed_config import LISTED, FeedConfig
 
 log = logging.getLogger("leafbeam.feeds")
 
@@ -62,7 +62,7 @@ class CatalogSource:
         open_feed: Callable[[FeedConfig, Mapping[str, object]], CatalogFeed] = open_feed,
     ) -> None:
         if not config.name:
-            raise ArgumentError("there is nothing to follow: name a source in the settings (kafka, delta or iceberg)")
+            raise ArgumentError(f"there is nothing to follow: name a source in the settings ({LISTED})")
         require_library(config, f"to follow {config.name}")
         self.name = config.name
         self._config, self._writer, self._clock, self._open = config, writer, clock, open_feed
@@ -123,9 +123,9 @@ class CatalogSource:
     def _follow(self, feed: CatalogFeed) -> None:
         """Make changes until `stop`."""
         config, target, done = self._config, WriterTarget(self._writer), Followed.nothing()
-        pause_s = 0.0 if config.kafka is not None else config.every_s
+        pause_s = 0.0 if config.is_stream else config.every_s
         while not self._ends.is_set():
-            batch = feed.read(_POLL_S if config.kafka is not None else 0.0)
+            batch = feed.read(_POLL_S if config.is_stream else 0.0)
             if batch is None:
                 self._complete_until, self._error = feed.complete_until, None
                 if feed.is_at_end:

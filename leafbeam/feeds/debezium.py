@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from leafbeam.errors import DataError, short_repr
-from leafbeam.feeds.batch import Operation, SourceColumns
+from leafbeam.feeds.batch import TRUNCATED, Operation, SourceColumns
 from leafbeam.json_reader import Json, check_keys
 
 _UNAVAILABLE = "__debezium_unavailable_value"  # a large column of PostgreSQL that the change left as it was
@@ -37,7 +37,7 @@ def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tu
             raise DataError(f"its row before is {short_repr(before)}: expected an object")
         return "delete", {"item_id": columns.id_of(before)}
     if operation == "t":
-        raise DataError("the table was emptied (truncate), which names no items: remove them with `leafbeam items remove`")
+        raise DataError(TRUNCATED)
     if operation not in ("c", "r", "u"):
         raise DataError(f"its op is {short_repr(operation)}: expected c, r, u or d, as in Debezium's envelope")
     after = payload.get("after")
@@ -49,8 +49,7 @@ def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tu
         for name, content in after.items()
         if content not in (_UNAVAILABLE, _UNAVAILABLE_BYTES)
     }
-    is_whole = len(row) == len(after) or (columns.names is not None and set(columns.names) <= row.keys())
-    return ("put" if is_whole else "patch"), columns.row(row, partial=not is_whole)
+    return columns.change(row, is_whole=len(row) == len(after))
 
 
 def _payload_of(content: bytes, what: str) -> tuple[Json | None, Json]:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from leafbeam.errors import ArgumentError, DataError, FeedError
 from leafbeam.extras import optional_imports
-from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
+from leafbeam.feeds.batch import START_AGAIN, Batch, ItemChange, SourceColumns, Start, check_max_changes
 from leafbeam.feeds.debezium import read_envelope
 
 with optional_imports("leafbeam.feeds.KafkaFeed", "kafka"):
@@ -174,8 +174,8 @@ class KafkaFeed:
             if type(offset) is not int or not low <= offset <= high:
                 raise FeedError(
                     f"{self.name}: the catalog has followed partition {partition} up to offset {offset!r:.40}, but the topic "
-                    f"has {low} to {high}: changes were removed before they were read, or the topic was made again. Begin with "
-                    "a newer snapshot of another server, or with a run that is built anew"
+                    f"has {low} to {high}: changes were removed before they were read, or the topic was made again. "
+                    f"{START_AGAIN}"
                 )
             positions[partition] = offset
         self._assign(positions)

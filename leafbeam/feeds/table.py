@@ -16,7 +16,7 @@ from leafbeam.catalog.definitions import quoted
 from leafbeam.errors import DataError, FeedError, short_repr
 from leafbeam.extras import optional_imports
 from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
-from leafbeam.files import read_json, write_json
+from leafbeam.feeds.position_file import invalid_position, load_position, save_position
 from leafbeam.json_reader import Json
 from leafbeam.tables.as_json import rows_of
 
@@ -24,7 +24,6 @@ with optional_imports("leafbeam.feeds.TableFeed", "catalog"):
     import duckdb
     import pyarrow as pa
 
-_FORMAT = 1
 _KINDS: Mapping[str, UnionType | type | tuple[type, ...]] = {  # of a position's fields
     **dict.fromkeys(("version", "to", "until"), int | None),
     "table_id": str,
@@ -79,23 +78,13 @@ class Position:
 
     def save(self, path: Path) -> None:
         """Write it durably. Raises FeedError."""
-        try:
-            write_json(path, {"format": _FORMAT, **asdict(self)}, durable=True)
-        except OSError as error:
-            raise FeedError(f"cannot write the position to {path}: {error.strerror or error}") from error
+        save_position(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Position | None":
         """Return what `save` wrote; None without a file. Raises FeedError."""
-        try:
-            content = read_json(path)
-            if content.pop("format") != _FORMAT:
-                raise ValueError("it is of another version of leafbeam")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise _no_position(path, error) from error
-        return cls.of(content, str(path))
+        content = load_position(path)
+        return None if content is None else cls.of(content, str(path))
 
     @classmethod
     def of(cls, content: Json, where: str) -> "Position":
@@ -110,14 +99,8 @@ class Position:
             if not 0 <= position.row <= (position.row if position.until is None else position.until):
                 raise ValueError("its numbers contradict each other")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _no_position(where, error) from error
+            raise invalid_position(where, error) from error
         return position
-
-
-def _no_position(where: str | Path, error: Exception) -> FeedError:
-    return FeedError(
-        f"{where} is not a position in a followed table ({error}): restore it, or remove it to put every row again"
-    )
 
 
 class TableFeed:

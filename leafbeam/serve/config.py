@@ -59,7 +59,7 @@ class ServerConfig:
         limits: The upper bounds of one request.
         connections: The limits of what clients may send and hold open.
         exposure: TLS, and access from pages of other sites and from other machines.
-        feed: The source that the items follow: a Kafka topic, a Delta table or an Iceberg table.
+        feed: The source that the items follow: a Kafka topic, a Delta or Iceberg table or a PostgreSQL publication.
         texts: The limits of requests for text.
 
     Raises:

@@ -36,14 +36,17 @@ def unprivileged() -> dict[str, Any]:
 
 
 @contextmanager
-def server() -> Generator[str]:
-    """The connection string of a new, empty server; skips the test by name where none can be started."""
+def server(settings: str = "") -> Generator[str]:
+    """The connection string of a new, empty server; skips the test by name where none can be started.
+
+    settings: further options of the server, such as "-c wal_level=logical".
+    """
     initdb, pg_ctl, who = program("initdb"), program("pg_ctl"), unprivileged()
     directory = Path(tempfile.mkdtemp(prefix="leafbeam-pg-"))  # not pytest's own directory, which others may not enter
     try:
         if who:
             os.chown(directory, who["user"], who["group"])
-        data, options = directory / "data", f"-F -c listen_addresses='' -c unix_socket_directories='{directory}'"
+        data, options = directory / "data", f"-F -c listen_addresses='' -c unix_socket_directories='{directory}' {settings}"
         commands = [
             [initdb, "-D", data, "-A", "trust", "-U", "leafbeam", "-E", "UTF8", "--locale=C", "--no-sync"],
             [pg_ctl, "-D", data, "-l", directory / "log", "-w", "-o", options, "start"],

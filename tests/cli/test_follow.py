@@ -52,6 +52,25 @@ def test_a_table_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert ids_of(run) == {*IDS, "new"}
 
 
+def test_a_publication_of_postgresql_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    from tests.feeds.database import PublishedItems, database
+
+    with database() as uri, served(run, monkeypatch) as url:
+        table = PublishedItems(uri=uri, columns="sku text PRIMARY KEY, title text, price float8, supplier text", key="sku")
+        words = ("follow", "postgres", table.name, "--slot", "shop", "--position", str(tmp_path / "position.json"))
+        words = (*words, *PLACE, "--url", url, "--database", uri)
+        table.put(TEA, TEA | {"sku": "newer"})
+        assert "2 items added" in call(*words).stdout
+        table.put(TEA | {"price": 1.0})
+        table.delete("newer", "i0")
+        again = call(*words)
+        assert "0 items added, 1 replaced, 1 removed" in again.stdout, again.output
+        wrong = call(*words, "--set", "sslmod=require")
+        assert (wrong.exit_code, "libpq does not take these properties" in wrong.stderr) == (2, True), wrong.output
+    assert ids_of(run) == {*IDS, "new"}
+
+
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     DeltaFiles(tmp_path).write(pa.Table.from_pylist([TEA]))

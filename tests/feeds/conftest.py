@@ -1,4 +1,4 @@
-"""The shop of the server's tests, and a broker of Kafka."""
+"""The shop of the server's tests, a broker of Kafka and a database of PostgreSQL."""
 
 from collections.abc import Iterator
 
@@ -12,3 +12,13 @@ from tests.serve.conftest import first_shop, shop  # noqa: F401
 def broker() -> Iterator[Broker]:
     with Broker() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[str]:
+    """The connection string of a PostgreSQL server with logical replication."""
+    pytest.importorskip("psycopg")
+    from tests.feeds.database import database
+
+    with database() as uri:
+        yield uri

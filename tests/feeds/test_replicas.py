@@ -1,4 +1,4 @@
-"""Three servers, each a process, that follow one topic or one table, are killed at any moment and started again."""
+"""Three servers, each a process, that follow one topic, table or publication, are killed at any moment and started again."""
 
 import json
 import random
@@ -43,10 +43,11 @@ serve(run / "model", files, config=config, changes=run / "live", source=partial(
 
 
 class Written(Protocol):
-    """A source that the test writes. settings: of the servers that follow it."""
+    """A source that the test writes."""
 
-    @property
-    def settings(self) -> dict[str, Any]: ...
+    def settings(self, number: int) -> dict[str, Any]:
+        """Return the settings of one of the servers that follow it."""
+        ...
 
     def write(self, changed: list[int], prices: Prices) -> None:
         """Write the changes of these items, one after the other; those that are not in `prices` then are gone."""
@@ -55,15 +56,22 @@ class Written(Protocol):
         """Return whether a position is behind the last change."""
         ...
 
+    def compared(self, position: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what servers with the same items have in common."""
+        return position
 
-class WrittenTopic:
+
+class WrittenTopic(Written):
     """A topic of four partitions."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._topic = broker, broker.new_topic()
         self._sent = dict.fromkeys(range(4), 0)
         properties = [f"{name}={value}" for name, value in FAST.items()]
-        self.settings = {"kafka": self._topic, "servers": broker.address, "properties": properties}
+        self._settings = {"kafka": self._topic, "servers": broker.address, "properties": properties}
+
+    def settings(self, number: int) -> dict[str, Any]:
+        return self._settings
 
     def write(self, changed: list[int], prices: Prices) -> None:
         for item in changed:
@@ -75,12 +83,14 @@ class WrittenTopic:
         return position == {str(partition): count for partition, count in self._sent.items()}
 
 
-class WrittenTable:
+class WrittenTable(Written):
     """A Delta table; each call of `write` makes a version."""
 
     def __init__(self, folder: Path) -> None:
         self._files = DeltaFiles(folder)
-        self.settings = {"delta": self._files.uri, "every_s": 0.1}
+
+    def settings(self, number: int) -> dict[str, Any]:
+        return {"delta": self._files.uri, "every_s": 0.1}
 
     def write(self, changed: list[int], prices: Prices) -> None:
         names = {"item_id": pa.int64(), "codes": pa.list_(pa.int64()), "title": pa.string()}
@@ -89,6 +99,34 @@ class WrittenTable:
 
     def is_end(self, position: Mapping[str, Any]) -> bool:
         return (position.get("version"), position.get("to")) == (self._files.source().newest(), None)
+
+
+class WrittenPublication(Written):
+    """A published table of PostgreSQL; each call of `write` is a transaction."""
+
+    def __init__(self, database: str) -> None:
+        from tests.feeds.database import PublishedItems
+
+        self._items, self._before = PublishedItems(uri=database), 0
+
+    def settings(self, number: int) -> dict[str, Any]:
+        name = self._items.name
+        return {"postgres": name, "slot": f"{name}_{number}", "database": self._items.uri}
+
+    def write(self, changed: list[int], prices: Prices) -> None:
+        self._before = lsn_of(self._items.log_end)
+        self._items.change({item: row(item, prices[item]) if item in prices else None for item in changed})
+
+    def is_end(self, position: Mapping[str, Any]) -> bool:
+        return "lsn" in position and lsn_of(position["lsn"]) > self._before and not position["change"]
+
+    def compared(self, position: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: position[name] for name in ("system", "lsn", "change", "copied")}
+
+
+def lsn_of(text: str) -> int:
+    high, low = text.split("/")
+    return int(high, 16) << 32 | int(low, 16)
 
 
 @dataclass(kw_only=True)
@@ -137,9 +175,9 @@ class Replica:
 
 
 @contextmanager
-def replicas(shop: Any, settings: dict[str, Any]) -> Generator[list[Replica]]:
+def replicas(shop: Any, source: Written) -> Generator[list[Replica]]:
     with ExitStack() as stack:
-        made = [Replica(shop=copy_of(shop, f"replica-{number}"), settings=settings) for number in range(3)]
+        made = [Replica(shop=copy_of(shop, f"replica-{number}"), settings=source.settings(number)) for number in range(3)]
         for replica in made:
             replica.start()
             stack.callback(replica.kill)
@@ -155,7 +193,10 @@ def check_equal(running: list[Replica], source: Written, prices: Prices) -> None
         with Client(replica.url) as client:
             items = {item.item_id: item for item in client.find_items(item_ids=ITEMS).items}
         assert {item: found.attributes["price"] for item, found in items.items() if found.in_index} == prices
-    assert len({json.dumps([replica.readiness["feed"]["position"], replica.readiness["rules"]]) for replica in running}) == 1
+    states = [
+        (source.compared(replica.readiness["feed"]["position"]), replica.readiness["rules_version"]) for replica in running
+    ]
+    assert states[0] == states[1] == states[2]
     for rules in ((), ("cheap",)):
         answers = [replica.answer(*rules) for replica in running]
         assert answers[0] == answers[1] == answers[2]
@@ -166,12 +207,14 @@ def check_equal(running: list[Replica], source: Written, prices: Prices) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["topic", "table"])
+@pytest.mark.parametrize("kind", ["topic", "table", "publication"])
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.full)])
 def test_servers_that_are_killed_give_the_same_answers_at_the_same_position(
-    broker: Broker, shop: Any, tmp_path: Path, kind: str, kills: int
+    request: pytest.FixtureRequest, broker: Broker, shop: Any, tmp_path: Path, kind: str, kills: int
 ) -> None:
     source: Written = WrittenTopic(broker) if kind == "topic" else WrittenTable(tmp_path)
+    if kind == "publication":
+        source = WrittenPublication(request.getfixturevalue("database"))
     rng, prices = random.Random(0), dict[int, int]()
 
     def change(count: int) -> None:
@@ -186,7 +229,7 @@ def test_servers_that_are_killed_give_the_same_answers_at_the_same_position(
         source.write(changed, prices)
 
     change(40)
-    with replicas(shop, source.settings) as running:
+    with replicas(shop, source) as running:
         number, checked = 0, 0
         while number < kills:
             victims = rng.sample(running, min(rng.choice([1, 1, 1, 2, 3]), kills - number))

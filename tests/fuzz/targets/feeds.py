@@ -1,4 +1,4 @@
-"""What feeds read of other programs: Debezium's envelopes, positions of followed tables."""
+"""What feeds read of other programs: Debezium's envelopes, PostgreSQL's messages, positions of followed tables."""
 
 import functools
 import tempfile
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from leafbeam.feeds import SourceColumns
 from leafbeam.feeds.debezium import read_envelope
+from leafbeam.feeds.pgoutput import Decoder, RowChange
 from leafbeam.feeds.table import Position
 
 SEPARATOR = b"\n---\n"  # between a message's value and its key
@@ -22,6 +23,17 @@ def fuzz_debezium(data: bytes) -> None:
     operation, row = read_envelope(value, key if separator else None, SourceColumns(item_id="sku"))
     assert operation in ("put", "patch", "delete")
     assert type(row["item_id"]) in (int, str)
+
+
+def fuzz_pgoutput(data: bytes) -> None:
+    """Messages of logical replication, each with its length before it."""
+    decoder, rest = Decoder(lambda type_id, text: int(text) if type_id == 20 else text.decode()), data
+    while rest:
+        length = int.from_bytes(rest[:4], "big")
+        message, rest = rest[4 : 4 + length], rest[4 + length :]
+        event = decoder.decode(message)
+        if isinstance(event, RowChange):
+            assert event.old is not None or event.new is not None
 
 
 def fuzz_position(data: bytes) -> None:
