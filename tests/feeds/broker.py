@@ -1,12 +1,13 @@
 """A broker of Kafka within this process: librdkafka's own mock cluster, which speaks Kafka's protocol on a local port.
 
 It keeps topics, messages, groups' offsets and their metadata in memory. It has no transactions or compaction. It keeps about
-5 MB of a partition and removes older messages.
+5 MB of a partition and removes older messages. With LEAFBEAM_TEST_KAFKA=HOST:PORT, the tests use the broker there instead.
 """
 
-import itertools
 import json
+import os
 from typing import Any, Self
+from uuid import uuid4
 
 FAST = {"fetch.wait.max.ms": "10", "reconnect.backoff.ms": "10", "reconnect.backoff.max.ms": "50"}
 
@@ -17,14 +18,21 @@ class Broker:
     def __init__(self) -> None:
         from confluent_kafka import Producer
 
-        self._producer = Producer({"test.mock.num.brokers": 1, "log_level": 0})
+        address = os.environ.get("LEAFBEAM_TEST_KAFKA")
+        source = {"test.mock.num.brokers": 1} if address is None else {"bootstrap.servers": address}
+        self._producer = Producer({**source, "log_level": 0})
         (one,) = self._producer.list_topics(timeout=10).brokers.values()
-        self.address = f"{one.host}:{one.port}"
-        self._numbers = itertools.count()
+        self.address, self.is_mock = f"{one.host}:{one.port}", address is None
 
     def new_topic(self) -> str:
-        """The name of a topic that is made by its first message."""
-        return f"shop.public.items{next(self._numbers)}"
+        """The name of a topic; the mock makes it with the first message."""
+        topic = f"shop.public.items-{uuid4().hex}"
+        if not self.is_mock:
+            from confluent_kafka.admin import AdminClient, NewTopic
+
+            admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+            admin.create_topics([NewTopic(topic, num_partitions=4, replication_factor=1)])[topic].result(10)
+        return topic
 
     def send(self, topic: str, *values: Any, key: Any = None, partition: int = 0) -> None:
         """Messages: objects as JSON, bytes as they are, None as a tombstone."""
