@@ -135,8 +135,9 @@ def test_a_release_is_published_without_a_token() -> None:
     assert jobs["publish"]["needs"] == "build"
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     pythons = WORKFLOWS["tests"]["jobs"]["tests"]["strategy"]["matrix"]["python"]
-    supported = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
-    assert (pythons, supported) == (["3.11", "3.12"], ">=3.11,<3.13")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (pythons, project["requires-python"]) == (["3.11", "3.12"], ">=3.11,<3.13")
+    assert project["classifiers"] == [f"Programming Language :: Python :: {version}" for version in pythons]
 
 
 def test_the_bill_of_materials_has_every_package_that_serve_brings(tmp_path: Path) -> None:
