@@ -279,6 +279,13 @@ def cut(text: str, length: int = 1000) -> str:
     return text if len(text) <= length else text[:length] + "..."
 
 
+def reason_of(error: Exception) -> str:
+    """Return what DuckDB says of an expression, and how to compare a column of text with numbers if that was tried."""
+    hint = "\nA column of text is compared as numbers by TRY_CAST(column AS DOUBLE), which is NULL for other text."
+    text = str(error)
+    return cut(text) + (hint if "Cannot compare values of type VARCHAR" in text else "")
+
+
 def _check_written(definition: Rule | Boost, what: str) -> None:
     """Raise RuleError unless the name and the text of a definition can be given to DuckDB."""
     if not _NAME.fullmatch(definition.name):

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from leafbeam.catalog.definitions import LISTED, Definition, cut, quoted
+from leafbeam.catalog.definitions import LISTED, Definition, cut, quoted, reason_of
 from leafbeam.catalog.time_limit import TimeLimit
 from leafbeam.errors import AttributesError, DataError, ItemIdError, RuleError, counted
 from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
@@ -335,7 +335,7 @@ class ReadSession:
                 f"limit (rule_timeout_s): {cut(definition.sql)}",
                 by_data=True,
             )
-        message = f"{definition} cannot be evaluated: {cut(definition.sql)}\nDuckDB says: {cut(str(error))}"
+        message = f"{definition} cannot be evaluated: {cut(definition.sql)}\nDuckDB says: {reason_of(error)}"
         return RuleError(message, by_data=isinstance(error, duckdb.DataError))
 
     def _set_now(self, definitions: Sequence[Definition]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from leafbeam import catalog, semid, tables
+from leafbeam import catalog, semid, tables, train
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.index import rules_file
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, TimeUnit
@@ -67,7 +67,7 @@ def init(run: RunOption = DEFAULT_RUN) -> None:
         source = replace(source, text_columns=tuple(name.strip() for name in text.split(",") if name.strip()))
     columns = {name: str(kind) for name, kind in zip(log.items.column_names, log.items.schema.types, strict=True)}
     answer = _ask("5. A rule about items as NAME=SQL (leave empty for none)", default=_suggested(columns))
-    rules = _rules_of(answer)
+    rules = _rules_of(answer, log)
     _check_text(source, log.items.column_names)
     source.save(paths.source)
     written = "".join(f"{name} = {_as_toml(rule)}\n" for name, rule in rules.items())
@@ -150,11 +150,21 @@ def _columns(head: _Head) -> tuple[str, str, str | None]:
         return user, item, time[0] if time else None
 
 
-def _rules_of(text: str) -> dict[str, object]:
-    """Return the rule of an answer, asking again while it is none."""
+def _rules_of(text: str, log: "train.InteractionLog") -> dict[str, object]:
+    """Return the rule of an answer, and show how many items it allows; ask again while it cannot be evaluated."""
+    import numpy as np
+
+    from leafbeam.index import Trie
+
     while text.strip():
         try:
-            return catalog.rules_from_text([text.strip()])
+            rules = catalog.rules_from_text([text.strip()])
+            index = Trie.build(np.arange(log.num_items)[:, None], [log.num_items], item_ids=log.item_ids)
+            with catalog.Catalog.in_memory(log.items, index, rules, background=False) as evaluated:
+                for rule in evaluated.status:
+                    words = f"{rule.name} allows {rule.num_items:,} of {counted(log.num_items, 'item')}"
+                    stdout().print(f"   {words}", style="dim", markup=False)
+            return rules
         except LeafbeamError as error:
             stdout().print(f"   {error}", style="red", markup=False, soft_wrap=True)
             text = _ask("   The rule (leave empty for none)")

@@ -39,6 +39,8 @@ def test_five_answers_make_a_run_that_later_commands_read(tmp_path: Path) -> Non
     rules = (run / "rules.toml").read_text()
     assert tomllib.loads(rules) == {"rules": {"cheap": {"where": "price < 5", "refresh": "60s"}}}
     assert "# Columns: item_id, name, price" in rules
+    assert "cheap allows" in shown
+    assert "of 40 items" in shown
     examples = tomllib.loads(re.sub(r"^# (?=\w+ = |\[)", "", rules, flags=re.MULTILINE))
     assert (set(examples["rules"]), set(examples["boosts"])) == ({"cheap", "fresh"}, {"recent"})
     log = source.read()
@@ -64,9 +66,13 @@ def test_names_of_columns_may_have_blanks_and_are_offered_by_their_words(tmp_pat
     (tmp_path / "orders.csv").write_text("\n".join(["Order;Customer;Product No;Ordered at;Qty", *rows, ""]))
     (tmp_path / "goods.csv").write_text("Product No,Name,Stock\nA 1,red cup,3\nA 2,blue lamp,0\n")
     run = tmp_path / "run"
-    shown = succeed("init", "--run", run, stdin=answers(tmp_path / "orders.csv", "", tmp_path / "goods.csv", "", ""))
+    rules = "named=Name < 3", "no_such=color = 1", ""  # asked again until the last one, which is none
+    words = answers(tmp_path / "orders.csv", "", tmp_path / "goods.csv", "", *rules)
+    shown = succeed("init", "--run", run, stdin=words)
     assert "[Customer, Product No, Ordered at]" in shown
     assert "[in_stock=Stock > 0]" in shown
+    assert "TRY_CAST(column AS DOUBLE)" in flat(shown)
+    assert "color" in shown
     source = Source.load(run / "source.json")
     assert (source.user_column, source.item_column, source.time_column) == ("Customer", "Product No", "Ordered at")
     assert source.id_column == "Product No"
