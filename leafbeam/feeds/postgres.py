@@ -346,14 +346,16 @@ class PostgresFeed:
         They matter where a copy begins anew: rows that the first one put may be gone.
         """
         while self._stream is not None and self._stream.sent < copy.at and self._commit_lsn < copy.at:
-            self._stream.ask()
             message = self._receive(min(give_up, time.monotonic() + _ANSWER_S))
-            if message is not None:
-                self._take(message)
-            self._changes = [change for change in self._changes if change.operation == "delete"]
-            self._bad = {}
-            if message is None and time.monotonic() >= give_up:
-                return False
+            if message is None:
+                if time.monotonic() >= give_up:
+                    return False
+                self._stream.ask()
+                continue
+            self._take(message)
+            if self._changes and self._changes[-1].operation != "delete":
+                self._changes.pop()
+            self._bad.clear()
         if self._stream is not None:
             self._stream.close()
             self._stream = None

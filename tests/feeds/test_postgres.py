@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,23 @@ def test_databases_that_cannot_be_reached_are_named_without_secrets(database: st
             Publication(name="p", **options)  # type: ignore[arg-type]
         assert "hunter2" not in str(invalid.value)
     assert "hunter2" not in repr(Publication(name="p", database="password=hunter2", properties={"password": "hunter2"}))
+
+
+def test_a_user_that_may_read_and_replicate_is_enough(database: str) -> None:
+    table, items = PublishedItems(uri=database), Items()
+    table.put(row(1))
+    table.run("CREATE ROLE TABLE_ LOGIN REPLICATION")
+    as_user = replace(table.publication(), database=database.replace("user=leafbeam", f"user={table.name}"))
+    with pytest.raises(FeedError, match=r"permission denied for table .*may this user read the table"):
+        postgres.PostgresFeed(as_user, {})
+    table.run("GRANT SELECT ON TABLE_ TO TABLE_")
+    items.follow_to_end(postgres.PostgresFeed(as_user, {}))
+    table.put(row(2))
+    items.follow_to_end(postgres.PostgresFeed(as_user, items.position))
+    assert items.rows == table.rows()
+    table.run("ALTER ROLE TABLE_ NOREPLICATION")
+    with pytest.raises(FeedError, match="may this user read the table and replicate"):
+        postgres.PostgresFeed(as_user, items.position)
 
 
 def test_a_transaction_that_is_left_open_is_named(database: str) -> None:
