@@ -5,7 +5,6 @@ It keeps topics, messages, groups' offsets and their metadata in memory. It has 
 """
 
 import json
-import os
 from typing import Any, Self
 from uuid import uuid4
 
@@ -13,12 +12,11 @@ FAST = {"fetch.wait.max.ms": "10", "reconnect.backoff.ms": "10", "reconnect.back
 
 
 class Broker:
-    """address: for clients. Topics have four partitions."""
+    """The mock, or the broker at an address. address: for clients. Topics have four partitions."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str | None = None) -> None:
         from confluent_kafka import Producer
 
-        address = os.environ.get("LEAFBEAM_TEST_KAFKA")
         source = {"test.mock.num.brokers": 1} if address is None else {"bootstrap.servers": address}
         self._producer = Producer({**source, "log_level": 0})
         (one,) = self._producer.list_topics(timeout=10).brokers.values()

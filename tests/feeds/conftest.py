@@ -1,5 +1,6 @@
 """The shop of the server's tests, a broker of Kafka and a database of PostgreSQL."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from tests.serve.conftest import first_shop, shop  # noqa: F401
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    with Broker() as broker:
+    with Broker(os.environ.get("LEAFBEAM_TEST_KAFKA")) as broker:
         yield broker
 
 

@@ -257,6 +257,8 @@ def test_an_offset_that_the_topic_does_not_have_is_named(broker: Broker) -> None
 
 
 def test_a_topic_that_lost_changes_before_they_were_read_is_named_and_the_items_stay(broker: Broker, shop: Any) -> None:
+    if not broker.is_mock:
+        pytest.skip("a real broker keeps more than 5 MB of a partition")
     topic = broker.new_topic()
     broker.send(topic, created(row(4100)), created(row(4101)), partition=0)
     with opened(shop, "on") as (_, writer):

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from leafbeam.errors import ArgumentError, FeedError
 from leafbeam.feeds import Publication, SourceColumns, postgres
 from tests.feeds.crashes import Killed, Point
 from tests.feeds.database import Items, PublishedItems
+from tests.feeds.follower_process import FileCatalog
 from tests.feeds.followers import row
 
 LARGE = "x" * 9000  # it is kept outside its row
@@ -133,6 +136,27 @@ def test_a_follower_that_is_killed_at_any_point_loses_and_doubles_nothing(databa
             assert number > 15
             return
     raise AssertionError("every point was before the end")
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.full)])
+def test_a_process_that_is_killed_goes_on_from_what_it_wrote(database: str, tmp_path: Path, kills: int) -> None:
+    table, rng = large_table(database), random.Random(0)
+    table.put(*({"item_id": item, "title": "first", "large": LARGE} for item in range(10)))
+    words = [sys.executable, "-m", "tests.feeds.follower_process", str(tmp_path / "items.db"), table.name, database]
+    for number in range(kills + 1):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            if number < kills:
+                for _ in range(rng.randrange(1, 12)):
+                    with psycopg.connect(database) as connection:
+                        change_row(connection, table.name, rng, with_ids=False)
+                    assert child.stdout.readline(), "it ended by itself"
+            else:
+                assert "end\n" in child.stdout
+            child.kill()
+    with closing(FileCatalog(str(tmp_path / "items.db"))) as catalog:
+        assert catalog.rows == table.rows()
+        assert catalog.position["copied"] is True
 
 
 def test_a_large_transaction_is_made_in_parts_and_goes_on_within(database: str) -> None:
