@@ -26,7 +26,7 @@ def serving_figure(name: str) -> ServingFigure | None:
     """The figure of the xGR paper of this name, or None. They need what serving needs (`leafbeam[serve]`) beside `[bench]`."""
     if not name.startswith("xgr-"):
         return None
-    from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16, sorting
+    from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16, histories, sorting
 
     figures = (
         figures_3_to_5.FIGURE_3,
@@ -34,6 +34,7 @@ def serving_figure(name: str) -> ServingFigure | None:
         figures_3_to_5.FIGURE_5,
         figures_13_14.FIGURE_13,
         figures_13_14.FIGURE_14,
+        histories.FIGURE,
         figures_15_16.FIGURE_15,
         figures_15_16.FIGURE_16,
         figure_17.FIGURE_17,

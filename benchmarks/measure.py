@@ -68,6 +68,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("retrieve", help="An item memory, alone and fused with the search.", rich_help_panel="micro")(_retrieve)
     app.command("tokeniser", help="Cost and quality of Semantic IDs.", rich_help_panel="micro")(_tokeniser)
     app.command("schemas", help="JSON Schemas as people write them, beside llguidance.", rich_help_panel="micro")(_schemas)
+    app.command("static-public", help="STATIC's public code beside our form of it.", rich_help_panel="micro")(_static_public)
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
     app.command("overload", help="The server at three times its capacity, four runs.", rich_help_panel="serving")(_overload)
     app.command("production", help="Beam search of vLLM and transformers, same model.", rich_help_panel="serving")(_production)
@@ -237,6 +238,16 @@ def _schemas(
     suite = schemas.Suite(data=data, sample=20 if quick else sample, seed=seed)
     rows = schemas.runs(suite, tokenizer, environment, limit_s, engine or schemas.ENGINES, times)
     _keep("schemas", rows, as_json, quick, times)
+
+
+def _static_public(
+    static: Annotated[Path, typer.Option(help="A checkout of github.com/youtube/static-constraint-decoding.")],
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    from benchmarks.micro import static_public
+
+    _keep("static_public", static_public.runs(quick, static), as_json, quick)
 
 
 def _serve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:

@@ -36,6 +36,7 @@ _XGR = {
     "xgr-figure-4": "xGR, Figure 4: memory of keys and values as the beams grow.",
     "xgr-figure-5": "xGR, Figure 5: answers of an unconstrained search that are no item.",
     "xgr-figure-13": "xGR, Figure 13: latency as the request rate grows, over HTTP.",
+    "xgr-histories": "xGR, Figure 13 on real histories: leafbeam serve beside vLLM's server.",
     "xgr-figure-14": "xGR, Figure 14: the same for OneRec, an encoder-decoder with experts.",
     "xgr-figure-15": "xGR, Figure 15: peak memory as the beams grow.",
     "xgr-figure-16": "xGR, Figure 16: peak memory as the prompts grow.",

@@ -30,6 +30,7 @@ __all__ = [
     "interleaved",
     "keep_row",
     "make_row",
+    "moments",
     "read_rows",
     "refusal",
     "spread",
@@ -55,6 +56,12 @@ def spread(seconds: Sequence[float], unit: float = 1e-6) -> dict[str, float]:
     """p20, p50 and p80 in the given unit (default microseconds)."""
     p20, p50, p80 = np.percentile(np.asarray(seconds) / unit, [20, 50, 80])
     return {"p20": round(float(p20), 2), "p50": round(float(p50), 2), "p80": round(float(p80), 2)}
+
+
+def moments(seconds: Sequence[float], unit: float = 1e-6) -> dict[str, float]:
+    """Mean and standard deviation in the given unit (default microseconds), as papers print them."""
+    values = np.asarray(seconds) / unit
+    return {"mean": round(float(values.mean()), 2), "sd": round(float(values.std()), 2)}
 
 
 def make_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], *, timed: bool = True) -> Row:

@@ -12,6 +12,7 @@ column; the three are joined, the column's word last. Keys:
                       be there
     format, scale     a Python format, of the value times `scale`; where it is a record (p20, p50, p80), of its keys by name; a
                       text stands as it is, such as the status of a peer that gave no answer
+    beside            a format of further keys of the record, written behind the value where the record has them
     missing           what the cell says where no row or no such field is there; without it that is an error
     reasons           path in `measured` of reasons by name: the cell says why the name that follows the field's first part is
                       not there, or what it needs
@@ -20,6 +21,7 @@ column; the three are joined, the column's word last. Keys:
     show              what the cell shows of its row instead of the value: "version", or "row" (its benchmark and time)
     published, part   a path in the values that papers report (`published.py`) and its last part: where both are there, the
                       cell is that value instead of a row's
+    optional          a line with this is left out while all of its cells are `missing`
     each, name        one line (column) for each value of these parameters among the rows; `name` is a format of them
     until_then        what differs while no row has the table's own parameters: a table of small runs until full ones are there
 """
@@ -51,6 +53,7 @@ class Cell:
     over: str | None = None
     pool: Mapping[str, Sequence[Any]] | None = None
     format: str | None = None
+    beside: str | None = None
     scale: float | None = None
     missing: str | None = None
     reasons: str | None = None
@@ -77,10 +80,11 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """A line or a column of a table, or one for each value of the parameters `each`."""
+    """A line or a column of a table, or one for each value of the parameters `each`. optional: left out while it is empty."""
 
     name: str
     each: tuple[str, ...] = ()
+    optional: bool = False
     cell: Cell
 
 
@@ -156,10 +160,11 @@ def _figure(name: str, table: dict[str, Any], names: Mapping[str, str]) -> Table
 
 def _axis(figure: str, table: dict[str, Any]) -> Axis:
     each = table.pop("each", ())
-    name = table.pop("name", None)
+    name, optional = table.pop("name", None), table.pop("optional", False)
     if name is None:
         raise DataError(f"figure {figure!r} has a line or column without a name: {table}")
-    return Axis(name=name, each=(each,) if isinstance(each, str) else tuple(each), cell=_cell(figure, table))
+    each = (each,) if isinstance(each, str) else tuple(each)
+    return Axis(name=name, each=each, optional=optional, cell=_cell(figure, table))
 
 
 def _cell(figure: str, table: dict[str, Any]) -> Cell:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from string import Formatter
 from typing import Any
 
 from benchmarks.figures.definition import Axis, Cell, Definitions, TableDefinition, TextDefinition
@@ -159,7 +160,8 @@ def _table(definition: TableDefinition, writer: _Writer) -> str:
             writer.text_of(definition.cell.joined(line.cell).joined(column.cell), f"line {line.name!r}, column {column.name!r}")
             for column in columns
         ]
-        out.append(f"| {line.name} | {' | '.join(cells)} |")
+        if not line.optional or any(cell != line.cell.missing for cell in cells):
+            out.append(f"| {line.name} | {' | '.join(cells)} |")
     notes = [note for note in (definition.sources, provenance(writer.used, definition.commands)) if note]
     return "\n".join([*out, *(part for note in notes for part in ("", note))])
 
@@ -192,8 +194,17 @@ def _formatted(value: Any, cell: Cell) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return template.format(**{key: _scaled(one, scale) for key, one in value.items()})
+        record = {key: _scaled(one, scale) for key, one in value.items()}
+        more = cell.beside if cell.beside and all(key in record for key in _keys(cell.beside)) else ""
+        return (template + more).format(**record)
+    if isinstance(value, (tuple, list)):
+        return template.format(*(_scaled(one, scale) for one in value))
     return template.format(_scaled(value, scale))
+
+
+def _keys(template: str) -> list[str]:
+    """The names that a format asks for."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name]
 
 
 def _scaled(value: Any, scale: float) -> Any:

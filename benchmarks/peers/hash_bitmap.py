@@ -2,8 +2,10 @@
 
     bit hash(prefix) is set for every prefix of every SID; a code may follow a prefix if the bit of both together is set
 
-Never refuses a legal code, but allows wrong ones where bits collide: its beams may hold SIDs that no item has. The paper's code
-uses 2^30 bits (128 MiB); the share of false positives is measured, never assumed.
+Never refuses a legal code, but allows wrong ones where bits collide: its beams may hold SIDs that no item has. With one hash,
+the share of wrong codes that it allows is the share of bits that are set, 1 - exp(-prefixes / bits): `expected_rate`. The
+paper's public code has one hash and 2^30 bits (128 MiB) too. Hashes have 32 bits, so that JAX, which has no wider integers,
+reads the same bitmap (`baselines_jax`).
 
 Shapes: B requests, K beams, V codes, L levels, M SIDs.
 """
@@ -11,7 +13,9 @@ Shapes: B requests, K beams, V codes, L levels, M SIDs.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +25,12 @@ from torch import Tensor
 
 from benchmarks.peers.peer import Offers, Selection
 
-__all__ = ["HashBitmap"]
+__all__ = ["SEED", "WORD", "HashBitmap", "expected_rate", "mixed"]
 
-_FACTOR = 0x9E3779B97F4A7C15 - 2**64  # 2^64 over the golden ratio, as int64 (Knuth's multiplicative hash)
-_SEED = -3750763034362895579
+SEED = 0x811C9DC5
 _NUM_CODES = 1 << 16
-_MIXED = 33  # the low bits of a product depend on the low bits of its factors alone: take the high ones
+WORD = 2**32 - 1
+_BIT = 29  # where the three bits of a code's hash begin that say which bit of a byte is its own
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,10 +49,12 @@ class HashBitmap:
     def of_sorted(cls, codes_LM: NDArray[np.integer], num_bits: int = 2**30, device: torch.device | str = "cpu") -> HashBitmap:
         """From any table of SIDs, one row a level. Cost: about 10 ns for each code. num_bits: a power of two, 8 to 2^31."""
         assert num_bits.bit_count() == 1
+        assert 8 <= num_bits <= 2**31
         bytes_W = np.zeros(num_bits // 8, np.uint8)
         assert codes_LM.max(initial=0) < _NUM_CODES
         code_C = torch.arange(_NUM_CODES)
-        byte_C, bit_C = _byte(_of_code(code_C), len(bytes_W)), _bit(code_C)
+        hash_C = mixed(code_C + 1)
+        byte_C, bit_C = _byte(hash_C, len(bytes_W)), torch.ones_like(hash_C, dtype=torch.uint8) << (hash_C >> _BIT).byte()
         _set_bits(codes_LM, byte_C.numpy(), bit_C.numpy(), bytes_W)
         return cls(bytes_W=torch.from_numpy(bytes_W).to(device), byte_C=byte_C.to(device), bit_C=bit_C.to(device))
 
@@ -59,7 +65,7 @@ class HashBitmap:
 
     def root(self, batch_size: int) -> Tensor:
         """The hash of nothing, int64 [B, 1]."""
-        return torch.full((batch_size, 1), _SEED, dtype=torch.int64, device=self.bytes_W.device)
+        return torch.full((batch_size, 1), SEED, dtype=torch.int64, device=self.bytes_W.device)
 
     def mask_step(self, state: Tensor, log_p_BKV: Tensor) -> tuple[Tensor, Offers]:
         """Probe the bitmap for every code of every beam."""
@@ -70,37 +76,38 @@ class HashBitmap:
 
     def advance(self, pending: Tensor, best: Selection) -> Tensor:
         """Hash the kept codes onto their parents' hashes."""
-        return _after(pending.gather(1, best.parent_BK), best.code_BK)
+        return mixed(pending.gather(1, best.parent_BK) ^ (best.code_BK + 1))
 
 
-def _after(hash_n: Tensor, code_n: Tensor) -> Tensor:
-    """The hash of a prefix and one more code."""
-    return (hash_n ^ (code_n + 1)) * _FACTOR
+def expected_rate(num_prefixes: int, num_bits: int = 2**30) -> float:
+    """Return the share of wrong codes that a bitmap of so many bits allows: that of its bits which these prefixes set."""
+    return -math.expm1(-num_prefixes / num_bits)
 
 
-def _of_code(code_n: Tensor) -> Tensor:
-    return (code_n + 1) * _FACTOR
+def mixed(word: Any, mask: Any = WORD) -> Any:
+    """The hash of 32 bits: of int64 in torch and numba, whose products stay below 2^63, or of uint32 in JAX."""
+    word = ((word ^ (word >> 16)) * 0x21F0AAAD) & mask
+    word = ((word ^ (word >> 15)) * 0x735A2D97) & mask
+    return word ^ (word >> 15)
+
+
+_mixed_number = njit(nogil=True)(mixed)
 
 
 def _byte(hash_n: Tensor, num_bytes: int) -> Tensor:
     """int32, below the number of bytes."""
-    return ((hash_n >> _MIXED) & (num_bytes - 1)).int()
+    return (hash_n & (num_bytes - 1)).int()
 
 
 @njit(cache=True, nogil=True)
 def _set_bits(codes_LM, byte_of_code_V, bit_of_code_V, out_bytes_W):
-    """As `mask_step` probes: each prefix of each SID, with the hashes of `_after` and `_byte`."""
+    """As `mask_step` probes: each prefix of each SID, with the hashes of `mixed` and `_byte`."""
     levels, size = codes_LM.shape
     last = np.int64(out_bytes_W.size - 1)
     for place in range(size):
-        hash_of_prefix = np.int64(_SEED)
+        hash_of_prefix = np.int64(SEED)
         for level in range(levels):
             code = np.int64(codes_LM[level, place])
-            byte = ((hash_of_prefix >> np.int64(_MIXED)) & last) ^ np.int64(byte_of_code_V[code])
+            byte = (hash_of_prefix & last) ^ np.int64(byte_of_code_V[code])
             out_bytes_W[byte] |= bit_of_code_V[code]
-            hash_of_prefix = (hash_of_prefix ^ (code + np.int64(1))) * np.int64(_FACTOR)
-
-
-def _bit(code_n: Tensor) -> Tensor:
-    """uint8, one bit set."""
-    return torch.ones_like(code_n, dtype=torch.uint8) << (_of_code(code_n) >> 60 & 7).to(torch.uint8)
+            hash_of_prefix = _mixed_number(hash_of_prefix ^ (code + np.int64(1)))

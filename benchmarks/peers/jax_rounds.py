@@ -108,7 +108,11 @@ def root(peer: JaxPeer, batch_size: int) -> JaxBeams:
 def extend(
     peer: JaxPeer, level: int, beams: JaxBeams, logits_BKV: Array, num_beams: int, scoring: Scoring = "full"
 ) -> JaxBeams:
-    """One round: log-softmax, constrain, select, advance; scoring "allowed" takes the log-softmax of the offers alone."""
+    """One round: log-softmax, constrain, select, advance; scoring "allowed" takes the log-softmax of the offers alone.
+
+    Logits of beams that are not there are left out: PPV approximate keeps 50 beams, not 70, of its first level.
+    """
+    logits_BKV = logits_BKV[:, : beams.scores_BK.shape[1]]
     if scoring == "allowed":
         pending, raw = peer.mask_step(level, beams.state, logits_BKV)
         log_p_BKF = jnp.where(raw.log_p_BKF > -jnp.inf, jax.nn.log_softmax(raw.log_p_BKF), -jnp.inf)

@@ -119,8 +119,9 @@ def summary(answers: Sequence[Answered], *, seconds: float, slo_s: float) -> dic
             "p99": _percentile(latencies, 99),
         }
         found["refusal_ms_p99"] = _percentile([one.seconds * 1e3 for one in refused], 99) if refused else None
-        found["batch_size_mean"] = round(float(np.mean([one.body["batch_size"] for one in good])), 2)
-        found["stages_ms"] = _stages(one.body["timings_ms"] for one in good)
+        if own := [one.body for one in good if "batch_size" in one.body]:  # a peer's answers lack it
+            found["batch_size_mean"] = round(float(np.mean([body["batch_size"] for body in own])), 2)
+            found["stages_ms"] = _stages(body["timings_ms"] for body in own)
     return found
 
 

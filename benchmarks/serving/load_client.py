@@ -2,9 +2,10 @@
 
     python -m benchmarks.serving.load_client PLAN ANSWERS URL...
 
-Several servers get requests in turns. PLAN: one JSON object a line, `at` and `body`. ANSWERS: one a line, in the order in
-which they came back. A small client of its own, because a general one would take more of the machine than the server that it
-measures: connections are kept and reused, and as many are opened as requests are under way.
+Several servers get requests in turns, at the path of their URL, else at /v1/recommend. PLAN: one JSON object a line, `at` and
+`body`. ANSWERS: one a line, in the order in which they came back. A small client of its own, because a general one would take
+more of the machine than the server that it measures: connections are kept and reused, and as many are opened as requests are
+under way.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from benchmarks.serving.load import Answered, Planned, read_trace
 
@@ -38,7 +39,7 @@ async def send_all(urls: Sequence[str], planned: Sequence[Planned]) -> list[Answ
     hosts = [(place.hostname or "127.0.0.1", place.port or 80) for place in places]
     idle_of: list[list[Connection]] = [[] for _ in urls]
     answers: list[Answered] = []
-    bodies = [_request(hosts[n % len(urls)][0], json.dumps(one.body).encode()) for n, one in enumerate(planned)]
+    bodies = [_request(places[n % len(urls)], json.dumps(one.body).encode()) for n, one in enumerate(planned)]
 
     async def send(one: Planned, raw: bytes, due: float, server: int) -> None:
         idle, (host, port) = idle_of[server], hosts[server]
@@ -92,11 +93,10 @@ async def _close(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-def _request(host: str, body: bytes) -> bytes:
-    head = (
-        f"POST /v1/recommend HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+def _request(place: SplitResult, body: bytes) -> bytes:
+    head = [f"POST {place.path.rstrip('/') or '/v1/recommend'} HTTP/1.1", f"host: {place.hostname}"]
+    head += ["content-type: application/json", f"content-length: {len(body)}", "", ""]
+    return "\r\n".join(head).encode() + body
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:

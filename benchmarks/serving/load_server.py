@@ -21,24 +21,30 @@ from benchmarks.resident import resident_bytes
 from benchmarks.serving.load import Answered, Planned
 from leafbeam.errors import DataError
 
-__all__ = ["Served", "send", "serving", "serving_timed", "serving_with"]
+__all__ = ["Addressed", "Served", "send", "serving", "serving_timed", "serving_with"]
 
 _WORKER = re.compile(r"HTTP worker (\d+) is process (\d+)")
 _ADDRESS = re.compile(r"http://[^\s;]+:\d+")
 _READY_S, _STOP_S = 180.0, 40.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
-    """A running server. log: the file of its output."""
+@dataclass(frozen=True, kw_only=True)
+class Addressed:
+    """A server at a URL, ours or a peer's."""
 
     url: str
-    pid: int
-    log: Path
 
     def send(self, planned: Sequence[Planned]) -> list[Answered]:
         """Send from a second process, and wait until everything has been answered or given up."""
         return send([self], planned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Addressed):
+    """A running server of ours. log: the file of its output."""
+
+    pid: int
+    log: Path
 
     def metrics(self) -> str:
         """What Prometheus would read."""
@@ -68,7 +74,7 @@ class Served:
         return {int(number): int(process) for number, process in found}
 
 
-def send(servers: Sequence[Served], planned: Sequence[Planned]) -> list[Answered]:
+def send(servers: Sequence[Addressed], planned: Sequence[Planned]) -> list[Answered]:
     """Send to servers in turns from a second process, and wait until everything has been answered or given up."""
     with tempfile.TemporaryDirectory() as folder:
         plan, answers = Path(folder) / "plan.jsonl", Path(folder) / "answers.jsonl"

@@ -60,6 +60,7 @@ __all__ = [
     "Architecture",
     "Dtype",
     "Part",
+    "checkpoint_of",
     "in_dtype",
     "large_run",
     "name_of",
@@ -190,16 +191,21 @@ def _beams_of(
 
 
 def _checkpoints(run: LoadRun, cases: Sequence[Case]) -> dict[Path, list[Case]]:
-    """The directory for vLLM of each case: one with more tokens for more beams than half of the vocabulary."""
+    """The cases of each directory for vLLM."""
     found: dict[Path, list[Case]] = {}
     for case in cases:
-        path = run.path / "model"
-        if 2 * case.beams > run.model.config.vocab_size:
-            path = run.path / f"model-{2 * case.beams}"
-            if not path.exists():
-                write_padded(run.path / "model", path, 2 * case.beams)
-        found.setdefault(path, []).append(case)
+        found.setdefault(checkpoint_of(run, case.beams), []).append(case)
     return found
+
+
+def checkpoint_of(run: LoadRun, beams: int) -> Path:
+    """The directory for vLLM: one with more tokens for more beams than half of the vocabulary, written once."""
+    path = run.path / "model"
+    if 2 * beams > run.model.config.vocab_size:
+        path = run.path / f"model-{2 * beams}"
+        if not path.exists():
+            write_padded(run.path / "model", path, 2 * beams)
+    return path
 
 
 def _grammar_ms(run: LoadRun, engine: VllmEngine) -> float | str:

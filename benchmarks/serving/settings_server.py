@@ -1,9 +1,8 @@
 """`python -m benchmarks.serving.settings_server RUN SETTINGS RULES [SYSTEM]`: a server on a free port, with engine settings
 that `leafbeam serve` has no option for, or as one of two systems whose attention alone differs.
 
-SETTINGS: fields of `leafbeam.engine.Settings` as JSON; with `graphs`, decodes of fixed shapes stand in for CUDA graphs
-(`torch_index`). RULES: SQL predicates by name, as JSON, beside the run's own. SYSTEM: "leafbeam" or "paged_attention", which
-run all beams (`compared_models`); the engine as it is if absent.
+SETTINGS: fields of `leafbeam.engine.Settings` as JSON. RULES: SQL predicates by name, as JSON, beside the run's own. SYSTEM:
+"leafbeam" or "paged_attention", which run all beams (`compared_models`); the engine as it is if absent.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.peers.compared_models import SESSIONS, ComparedModel
-from benchmarks.serving.torch_index import graphs_on_cpu
 from leafbeam.catalog import Catalog
 from leafbeam.engine import CatalogFiles, Engine, Model, Settings
 from leafbeam.errors import ArgumentError
@@ -40,9 +38,7 @@ def main(run: Path, settings: str, rules: str, system: str = "") -> None:
     with ExitStack() as opened:
         catalog = files.open(opened)
         assert isinstance(catalog, Catalog)
-        engine = opened.enter_context(
-            closing(Engine(model, catalog, settings=chosen, new_graphs=graphs_on_cpu if chosen.graphs else None))
-        )
+        engine = opened.enter_context(closing(Engine(model, catalog, settings=chosen)))
         Server(engine, config=ServerConfig(port=0)).run()
 
 

@@ -13,16 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.graphs.static_decode import MAX_DENIED, Requests, StaticDecode
 from leafbeam.index import Filter, Version
-from leafbeam.ops.attention import reference
 from leafbeam.ops.constrain import Boosts
 from leafbeam.ops.constrain.fixed_shape import torch as torch_ops
 
 _STACKS = ("_FW", "_FHW", "_FM", "_FE", "_FG")  # the ends of the names of arrays with a row for each filter or boost
 
-__all__ = ["RunAgain", "TorchIndex", "graphs_on_cpu"]
+__all__ = ["RunAgain", "TorchIndex"]
 
 
 class TorchIndex:
@@ -81,11 +79,6 @@ class RunAgain:
 
     def wait(self) -> None:
         """Nothing to wait for."""
-
-
-def graphs_on_cpu(*given: Any, **settings: Any) -> Graphs:
-    """`graphs_for`, in torch on a CPU."""
-    return graphs_for(*given, **settings, attention=reference.attention(), index=TorchIndex, capturer=RunAgain)  # pyright: ignore[reportArgumentType]
 
 
 class _TorchFilters:

@@ -28,8 +28,11 @@ STYLES = {
     "static_torch": ("#b5541c", "D", "-"),
     "static_scatter": ("#e8b684", "D", "--"),
     "ppv_approximate": ("#7b5ea7", "v", "-"),
+    "ppv_approximate_jax": ("#b7a3d1", "v", "--"),
     "ppv_exact": ("#4b3a8c", "^", "-"),
+    "ppv_exact_jax": ("#8d80bf", "^", "--"),
     "hash_bitmap": ("#3b82b8", "P", "-"),
+    "hash_bitmap_jax": ("#8fbbdc", "P", "--"),
     "cpu_trie": ("#b03a48", "X", "-"),
     "marisa": ("#d98a94", "X", "--"),
     "unconstrained": ("#8a8f8c", ".", "-"),
@@ -119,9 +122,9 @@ def share_y(panels: list[Axes]) -> None:
 
 def _draw_paper(axes: Axes, paper: dict[int, Overheads], x_label: str) -> None:
     """The paper's means and standard deviations."""
-    theirs = {
-        name: ours for ours, name in PAPER_NAMES.items() if ours not in ("static_torch", "static_scatter", "static_jax_scatter")
-    }
+    theirs: dict[str, str] = {}
+    for ours, name in PAPER_NAMES.items():
+        theirs.setdefault(name, ours)
     for name, ours in theirs.items():
         points = [(x, overheads[name]) for x, overheads in paper.items() if name in overheads]
         colour, marker, line = STYLES[ours]

@@ -7,7 +7,8 @@ head. Shapes: B requests, K beams, V codes, L levels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,11 @@ LABELS = {
     "static_torch": "STATIC, torch",
     "static_scatter": "STATIC, torch, scattered mask",
     "ppv_approximate": "PPV approximate (top 50)",
+    "ppv_approximate_jax": "PPV approximate, JAX",
     "ppv_exact": "PPV exact",
+    "ppv_exact_jax": "PPV exact, JAX",
     "hash_bitmap": "hash bitmap",
+    "hash_bitmap_jax": "hash bitmap, JAX",
     "cpu_trie": "CPU trie (dict)",
     "marisa": "marisa-trie, HF hook",
     "unconstrained": "unconstrained, torch",
@@ -140,98 +144,144 @@ def reason_of(error: Exception) -> str:
     return failure.reason if isinstance(error, MissingExtraError) else str(failure)
 
 
-def _builders(
-    catalog: Catalog, codes_LM: NDArray[Any], batch_size: int, num_beams: int, device: str, held: dict[str, int]
-) -> Iterator[tuple[str, tuple[Callable[[], int], Callable[[], Method]]]]:
-    """(name, (bytes that it will hold, how to make it)). `held` remembers what has been made; what two share is made once."""
-    shape, nodes_L, trie = catalog.shape, catalog.nodes_L, catalog.trie
-    made: list[TransitionMatrix] = []
-    tables: list[torch.Tensor] = []
-    static_needs = matrix_nbytes(nodes_L, shape.codebook_sizes)
+Builder = tuple[Callable[[], int], Callable[[], Method]]  # bytes that it will hold, how to make it
 
-    def arrays() -> TransitionMatrix:
-        if not made:
-            made.append(TransitionMatrix.of_sorted(codes_LM, shape.codebook_sizes))
-            held["static"] = static_needs
-        return made[0]
 
-    def torch_peer(name: str, build: Callable[[], protocol.Peer], dtype: str = "", needs: int = 0) -> Callable[[], Method]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Workshop:
+    """What the builders of one line-up share. held: bytes of what has been made, by name. shared: made once, for several."""
+
+    batch_size: int
+    num_beams: int
+    device: str
+    held: dict[str, int]
+    shared: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def once(self, name: str, nbytes: int, make: Callable[[], Any]) -> Any:
+        """What several methods read, made for the first of them."""
+        if name not in self.shared:
+            self.shared[name] = make()
+            self.held[name] = nbytes
+        return self.shared[name]
+
+    def unless(self, name: str, nbytes: int) -> Callable[[], int]:
+        """The bytes of something shared, as long as it has not been made."""
+        return lambda: 0 if name in self.shared else nbytes
+
+    def torch(self, name: str, build: Callable[[], protocol.Peer], dtype: str = "", needs: int = 0) -> Callable[[], Method]:
+        """A torch peer that holds so many bytes of its own."""
+
         def make() -> Method:
-            method = _torch_method(name, build(), dtype, batch_size, num_beams, device)
-            held[name] = needs
+            method = _torch_method(name, build(), dtype, self.batch_size, self.num_beams, self.device)
+            self.held[name] = needs
             return method
 
         return make
 
-    def host_peer(name: str, build: Callable[[], protocol.Peer], dtype: str, needs: int) -> Callable[[], Method]:
-        make = torch_peer(name, build, dtype, needs)
-        return lambda: replace(make(), form="Python on the host, torch around it", compiled=None)
+    def host(self, name: str, build: Callable[[], protocol.Peer], dtype: str, needs: int) -> Builder:
+        """A peer that builds its masks in Python."""
+        make = self.torch(name, build, dtype, needs)
+        return lambda: needs, lambda: replace(make(), form="Python on the host, torch around it", compiled=None)
 
-    def table() -> torch.Tensor:
-        if not tables:
-            tables.append(Ppv.of_sorted(codes_LM, device=device).codes_LM1)
-            held["table"] = codes_LM.nbytes
-        return tables[0]
+    def jax(self, name: str, build: Callable[[], Any], nbytes: int, dtype: str, *, exact: bool = True) -> Callable[[], Method]:
+        """A JAX peer."""
+        return lambda: _jax_method(name, build(), self.batch_size, self.num_beams, nbytes, dtype, exact=exact)
 
-    def of_static() -> int:
-        return 0 if made else static_needs
 
-    def of_table() -> int:
-        return 0 if tables else codes_LM.nbytes
+def _builders(
+    catalog: Catalog, codes_LM: NDArray[Any], batch_size: int, num_beams: int, device: str, held: dict[str, int]
+) -> Iterator[tuple[str, Builder]]:
+    """Each method's builder, by name. `held` remembers what has been made; what two share is made once."""
+    trie = catalog.trie
+    shop = _Workshop(batch_size=batch_size, num_beams=num_beams, device=device, held=held)
 
-    def jax_static(name: str, *, scatter: bool) -> Callable[[], Method]:
-        def make() -> Method:
-            from benchmarks.peers import jax_rounds
-            from benchmarks.peers.static_jax import StaticJax
+    def packed() -> Method:
+        return _leafbeam_method("leafbeam_packed", trie.packed(), batch_size, num_beams)
 
-            peer = StaticJax.of(arrays(), scatter=scatter)
-            return _jax_method(name, peer, batch_size, num_beams, arrays().nbytes, jax_rounds, "int32")
-
-        return make
-
-    def jax_leafbeam() -> Method:
+    def leafbeam_jax() -> Method:
         method = _leafbeam_jax_method(trie, batch_size, num_beams)
         held["leafbeam_jax"] = _JAX_COPIES * trie.nbytes
         return method
 
-    def jax_floor() -> Method:
-        from benchmarks.peers import jax_rounds
+    yield "unconstrained", (lambda: 0, shop.torch("unconstrained", Unconstrained))
+    yield "unconstrained_jax", (lambda: 0, shop.jax("unconstrained_jax", _unconstrained_jax, 0, "", exact=False))
+    yield "leafbeam", (lambda: 0, lambda: _leafbeam_method("leafbeam", trie, batch_size, num_beams))
+    yield "leafbeam_packed", (lambda: trie.nbytes, packed)
+    yield "leafbeam_jax", (lambda: _JAX_COPIES * trie.nbytes, leafbeam_jax)
+    yield from _static_builders(catalog, codes_LM, shop)
+    yield from _ppv_builders(codes_LM, shop)
+    yield from _bitmap_builders(codes_LM, shop)
+    keys, dict_bytes = MarisaTrie.needs(trie.num_leaves), CpuTrie.needs(catalog.nodes_L)
+    yield "marisa", shop.host("marisa", lambda: MarisaTrie.of_sorted(codes_LM), "characters", keys)
+    yield "cpu_trie", shop.host("cpu_trie", lambda: CpuTrie.of_sorted(codes_LM, catalog.nodes_L), "int", dict_bytes)
 
-        return _jax_method("unconstrained_jax", jax_rounds.UnconstrainedJax(), batch_size, num_beams, 0, jax_rounds, "")
 
-    def fixed(nbytes: int) -> Callable[[], int]:
-        return lambda: nbytes
+def _static_builders(catalog: Catalog, codes_LM: NDArray[Any], shop: _Workshop) -> Iterator[tuple[str, Builder]]:
+    """STATIC, lean and with the scattered mask, over one matrix."""
+    sizes = catalog.shape.codebook_sizes
+    nbytes = matrix_nbytes(catalog.nodes_L, sizes)
+    needs = shop.unless("static", nbytes)
 
-    hash_bytes, dict_bytes, keys = 2**27, CpuTrie.needs(nodes_L), MarisaTrie.needs(trie.num_leaves)
-    free = fixed(0)
-    yield "unconstrained", (free, torch_peer("unconstrained", Unconstrained))
-    yield "unconstrained_jax", (free, jax_floor)
-    yield "leafbeam", (free, lambda: _leafbeam_method("leafbeam", trie, batch_size, num_beams))
-    yield (
-        "leafbeam_packed",
-        (fixed(trie.nbytes), lambda: _leafbeam_method("leafbeam_packed", trie.packed(), batch_size, num_beams)),
-    )
-    yield "leafbeam_jax", (fixed(_JAX_COPIES * trie.nbytes), jax_leafbeam)
-    codes = str(codes_LM.dtype)
-    yield "ppv_exact", (of_table, torch_peer("ppv_exact", lambda: Ppv(codes_LM1=table()), codes))
-    yield "ppv_approximate", (of_table, torch_peer("ppv_approximate", lambda: Ppv(codes_LM1=table(), num_candidates=50), codes))
-    yield (
-        "hash_bitmap",
-        (
-            fixed(hash_bytes),
-            torch_peer("hash_bitmap", lambda: HashBitmap.of_sorted(codes_LM, device=device), "bits", hash_bytes),
-        ),
-    )
-    static, scattered = (lambda scatter=scatter: StaticPeer.of(arrays(), device, scatter=scatter) for scatter in (False, True))
-    yield "static_torch", (of_static, torch_peer("static_torch", static, "int32"))
-    yield "static_scatter", (of_static, torch_peer("static_scatter", scattered, "int32"))
-    yield "static_jax", (of_static, jax_static("static_jax", scatter=False))
-    yield "static_jax_scatter", (of_static, jax_static("static_jax_scatter", scatter=True))
-    yield "marisa", (fixed(keys), host_peer("marisa", lambda: MarisaTrie.of_sorted(codes_LM), "characters", keys))
-    yield (
-        "cpu_trie",
-        (fixed(dict_bytes), host_peer("cpu_trie", lambda: CpuTrie.of_sorted(codes_LM, nodes_L), "int", dict_bytes)),
-    )
+    def matrix() -> TransitionMatrix:
+        return shop.once("static", nbytes, lambda: TransitionMatrix.of_sorted(codes_LM, sizes))
+
+    def in_jax(name: str, scatter: bool) -> Method:
+        from benchmarks.peers.static_jax import StaticJax
+
+        return shop.jax(name, lambda: StaticJax.of(matrix(), scatter=scatter), matrix().nbytes, "int32")()
+
+    for suffix, scatter in (("", False), ("_scatter", True)):
+        name = "static_scatter" if scatter else "static_torch"
+        yield name, (needs, shop.torch(name, partial(_static_torch, matrix, shop.device, scatter), "int32"))
+        yield f"static_jax{suffix}", (needs, partial(in_jax, f"static_jax{suffix}", scatter))
+
+
+def _ppv_builders(codes_LM: NDArray[Any], shop: _Workshop) -> Iterator[tuple[str, Builder]]:
+    """PPV, of all codes and of the 50 best: in each framework over one table."""
+    nbytes, dtype = codes_LM.nbytes, str(codes_LM.dtype)
+
+    def in_torch(num_candidates: int | None) -> Ppv:
+        table = shop.once("table", nbytes, lambda: Ppv.of_sorted(codes_LM, device=shop.device).codes_LM1)
+        return Ppv(codes_LM1=table, num_candidates=num_candidates)
+
+    def in_jax(num_candidates: int | None) -> Any:
+        from benchmarks.peers.baselines_jax import PpvJax, columns_of
+
+        columns = shop.once("columns", nbytes, lambda: columns_of(codes_LM))
+        return PpvJax(columns=columns, num_candidates=num_candidates)
+
+    for name, count in (("ppv_exact", None), ("ppv_approximate", 50)):
+        yield name, (shop.unless("table", nbytes), shop.torch(name, partial(in_torch, count), dtype))
+        jax = shop.jax(f"{name}_jax", partial(in_jax, count), nbytes, dtype, exact=count is None)
+        yield f"{name}_jax", (shop.unless("columns", nbytes), jax)
+
+
+def _bitmap_builders(codes_LM: NDArray[Any], shop: _Workshop) -> Iterator[tuple[str, Builder]]:
+    """The hash bitmap, in each framework from one that is built once."""
+    nbytes = 2**27
+
+    def bitmap() -> HashBitmap:
+        return shop.once("bitmap", nbytes, lambda: HashBitmap.of_sorted(codes_LM, device=shop.device))
+
+    def in_jax() -> Any:
+        from benchmarks.peers.baselines_jax import HashBitmapJax
+
+        return shop.once("bitmap of JAX", nbytes, lambda: HashBitmapJax.of(bitmap()))
+
+    needs = shop.unless("bitmap", nbytes)
+    yield "hash_bitmap", (needs, shop.torch("hash_bitmap", bitmap, "bits"))
+    jax = shop.jax("hash_bitmap_jax", in_jax, nbytes, "bits", exact=False)
+    yield "hash_bitmap_jax", (lambda: needs() + nbytes, jax)
+
+
+def _unconstrained_jax() -> Any:
+    from benchmarks.peers.jax_rounds import UnconstrainedJax
+
+    return UnconstrainedJax()
+
+
+def _static_torch(matrix: Callable[[], TransitionMatrix], device: str, scatter: bool) -> StaticPeer:
+    return StaticPeer.of(matrix(), device, scatter=scatter)
 
 
 def _leafbeam_method(name: str, trie: Trie, batch_size: int, num_beams: int) -> Method:
@@ -326,7 +376,9 @@ def _torch_method(name: str, peer: protocol.Peer, dtype: str, batch_size: int, n
     )
 
 
-def _jax_method(name: str, peer: Any, batch_size: int, num_beams: int, nbytes: int, rounds: Any, dtype: str) -> Method:
+def _jax_method(name: str, peer: Any, batch_size: int, num_beams: int, nbytes: int, dtype: str, *, exact: bool) -> Method:
+    from benchmarks.peers import jax_rounds as rounds
+
     root = rounds.root(peer, batch_size)
 
     def prepare(values: NDArray[np.float32]) -> Any:
@@ -344,7 +396,7 @@ def _jax_method(name: str, peer: Any, batch_size: int, num_beams: int, nbytes: i
         prepare=prepare,
         round=round_of,
         taken=taken,
-        exact=name != "unconstrained_jax",
+        exact=exact,
         nbytes=nbytes,
         floor="unconstrained_jax",
         peer=peer,

@@ -15,15 +15,18 @@ __all__ = ["PAPER_NAMES", "by_distribution", "machine", "show_left_out", "show_o
 
 Row = dict[str, Any]
 
-# Which of the paper's methods each of ours is.
+# Which of the paper's methods each of ours is; the first of them is drawn as it.
 PAPER_NAMES = {
     "static_jax": "static",
     "static_jax_scatter": "static",
     "static_torch": "static",
     "static_scatter": "static",
     "ppv_approximate": "ppv_approximate",
+    "ppv_approximate_jax": "ppv_approximate",
     "ppv_exact": "ppv_exact",
+    "ppv_exact_jax": "ppv_exact",
     "hash_bitmap": "hash_bitmap",
+    "hash_bitmap_jax": "hash_bitmap",
     "cpu_trie": "cpu_trie",
 }
 
@@ -69,6 +72,7 @@ def show_one(console: Console, row: Row, paper: Overheads | None, shares_of_infe
     inference = {name: one["share_percent"] for name, one in measured.get("inference", {}).items() if "share_percent" in one}
     for name in (
         "step, µs (p20-p80)",
+        "mean ± s.d.",
         "overhead, µs (p20-p80)",
         "x leafbeam",
         "trials",
@@ -89,6 +93,7 @@ def show_one(console: Console, row: Row, paper: Overheads | None, shares_of_infe
             table.add_row(
                 label,
                 spread_text(step),
+                moments_text(step),
                 "floor" if over is None else spread_text(over),
                 f"{step['p50'] / base:,.1f}",
                 str(measured["trials"][name]),
@@ -101,12 +106,12 @@ def show_one(console: Console, row: Row, paper: Overheads | None, shares_of_infe
                 style="bold" if name.startswith("leafbeam") else "",
             )
         elif name in measured["left_out"]:
-            table.add_row(label, *[""] * (7 + len(inference)), measured["left_out"][name])
+            table.add_row(label, *[""] * (8 + len(inference)), measured["left_out"][name])
     console.print(table)
     if "false_positive_rate" in measured:
         console.print(
             f"hash bitmap: {measured['false_positive_rate']:.3%} of the illegal codes that were tested were allowed "
-            f"(the paper: 2.1 % in its setting)"
+            f"(its bits set: {measured.get('expected_rate', float('nan')):.3%}; the paper: 2.1 % in its setting)"
         )
 
 
@@ -152,6 +157,11 @@ def show_left_out(console: Console, rows: list[Row], names: Sequence[str]) -> No
 def spread_text(spread: dict[str, float]) -> str:
     """p50 (p20-p80)."""
     return f"{spread['p50']:,.0f} ({spread['p20']:,.0f} to {spread['p80']:,.0f})"
+
+
+def moments_text(spread: dict[str, float]) -> str:
+    """Mean ± standard deviation; "" in rows of before."""
+    return f"{spread['mean']:,.0f} ± {spread['sd']:,.0f}" if "mean" in spread else ""
 
 
 def returned(shares: dict[str, float], name: str) -> str:

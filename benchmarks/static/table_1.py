@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.peers.hash_bitmap import expected_rate
 from benchmarks.static.catalog import Catalog, Shape
 from benchmarks.static.drawing import draw_table
 from benchmarks.static.experiment import Experiment, Row, Setting, false_positives, no_steps, steps_of
@@ -34,7 +35,9 @@ def _hash_rate(catalog: Catalog, line_up: LineUp, logits: Logits) -> dict[str, A
     if "hash_bitmap" not in line_up.methods:
         return {}
     rate = false_positives(catalog, line_up.methods["hash_bitmap"], line_up.methods["leafbeam"], logits)
-    return {"false_positive_rate": round(rate, 6)}
+    prefixes = sum(catalog.nodes_L)
+    expected = expected_rate(prefixes, 8 * line_up.methods["hash_bitmap"].nbytes)
+    return {"false_positive_rate": round(rate, 6), "expected_rate": round(expected, 6), "prefixes": prefixes}
 
 
 def _shares(measured: dict[str, Any], parameters: dict[str, Any], setting: Setting) -> dict[str, Any]:

@@ -39,6 +39,8 @@ LABELS = {
     "tree_attention": "tree attention",
     "ideal": "ideal",
     "hf_generate": "generate of transformers",
+    "vllm_beams": "vLLM, beams without a constraint",
+    "vllm_grammar": "vLLM, samples under a grammar",
 }
 _STYLES = {
     "leafbeam": ("#1f7a4a", "o"),
@@ -47,6 +49,8 @@ _STYLES = {
     "tree_attention": ("#3b82b8", "D"),
     "ideal": ("#8a8f8c", "."),
     "hf_generate": ("#7b5ea7", "v"),
+    "vllm_beams": ("#d9822b", "s"),
+    "vllm_grammar": ("#7b5ea7", "v"),
 }
 
 

@@ -164,6 +164,38 @@ def test_a_cell_of_several_seeds_pools_all_of_them_or_none(tmp_path: Path) -> No
     assert "| two seeds | 55.0 ± 5.8 |\n| one | 60.0 ± 3.0 |" in both  # sqrt(.03^2 + .1^2 / 2 / 2)
 
 
+BESIDE = """
+[speed]
+bench = "step"
+corner = "one round"
+scale = 1e-3
+format = "{p50:.2f}"
+beside = " ({mean:.2f} ± {sd:.2f})"
+columns = [
+  { name = "here", where = { items = 10 }, field = "us" },
+  { name = "paper", published = "static-4a/100000", field = "published", scale = 1, format = "+{:.3f} ± {:.3f}" },
+]
+lines = [
+  { name = "ours", field = "ours", part = "static" },
+  { name = "new", field = "new", missing = "not measured", optional = true },
+]
+"""
+
+
+def test_a_cell_shows_mean_and_deviation_where_its_record_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "figures.toml"
+    file.write_text(BESIDE)
+    definitions = Definitions.read(file)
+    of_before, of_now = (
+        row(10, 1.0, measured={"ours": {"us": spread}}) for spread in ({"p50": 500}, {"p50": 500, "mean": 620.0, "sd": 40.0})
+    )
+    assert "| ours | 0.50 | +0.023 ± 0.008 |" in render(definitions, "speed", read(tmp_path, of_before))
+    assert "| ours | 0.50 (0.62 ± 0.04) | +0.023 ± 0.008 |" in render(definitions, "speed", read(tmp_path, of_now))
+    assert "| new |" not in render(definitions, "speed", read(tmp_path, of_now))
+    with_new = row(10, 1.0, measured={name: {"us": {"p50": 500}} for name in ("ours", "new")})
+    assert "| new | 0.50 | not measured |" in render(definitions, "speed", read(tmp_path, with_new))
+
+
 def test_a_table_shows_small_runs_until_there_are_full_ones(tmp_path: Path) -> None:
     file = tmp_path / "figures.toml"
     file.write_text(FULL)

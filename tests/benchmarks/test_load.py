@@ -90,6 +90,30 @@ def test_the_client_is_open_loop_and_reports_what_broke():
     assert by_item[5].seconds < by_item[0].seconds
 
 
+def test_a_request_goes_to_the_path_of_its_servers_url():
+    lines: list[str] = []
+
+    async def scenario() -> list[Answered]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            lines.append((await reader.readline()).decode())
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            plan = [Planned(at=0.0, body={}), Planned(at=0.0, body={})]
+            return await send_all([url, f"{url}/v1/completions"], plan)
+
+    answers = asyncio.run(scenario())
+    assert sorted(lines) == ["POST /v1/completions HTTP/1.1\r\n", "POST /v1/recommend HTTP/1.1\r\n"]
+    found = load.summary(answers, seconds=1.0, slo_s=10.0)
+    assert found["goodput_per_s"] == 2
+    assert "batch_size_mean" not in found
+
+
 def batch_seconds(size: BatchSize) -> float:
     return 0.001 + 1e-5 * size.padded_tokens + 1e-5 * size.beam_rows
 

@@ -144,8 +144,10 @@ def test_overhead_is_paired_by_trial() -> None:
     up = LineUp(methods={name: fake(name, []) for name in ("unconstrained", "mine")}, left_out={})
     floor = np.array([[1e-3], [9e-3], [5e-3]])
     found = trials.summary(up, {"unconstrained": floor, "mine": floor + 2e-3})
-    assert found["overhead_us"] == {"mine": {"p20": 2000.0, "p50": 2000.0, "p80": 2000.0}}
+    assert found["overhead_us"] == {"mine": {"p20": 2000.0, "p50": 2000.0, "p80": 2000.0, "mean": 2000.0, "sd": 0.0}}
     assert found["step_us"]["mine"]["p50"] == 7000.0
+    assert found["step_us"]["unconstrained"]["mean"] == 5000.0
+    assert found["step_us"]["unconstrained"]["sd"] == pytest.approx(np.std([1000, 9000, 5000]), abs=0.01)
 
 
 def test_what_does_not_fit_is_named_with_what_it_needs(line_up: tuple[Catalog, LineUp]) -> None:

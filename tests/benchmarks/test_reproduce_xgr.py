@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.serving import load
-from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16, sorting
+from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16, histories, sorting
 from benchmarks.xgr import serving_figure as figure_module
 from benchmarks.xgr.serving_figure import RunOptions
 
@@ -58,7 +58,7 @@ FIGURES = [
     pytest.param(figures_3_to_5.FIGURE_5, marks=pytest.mark.slow),
     *(
         pytest.param(one, marks=pytest.mark.full)
-        for one in (figures_13_14.FIGURE_13, figures_13_14.FIGURE_14, figure_18.FIGURE_18)
+        for one in (figures_13_14.FIGURE_13, figures_13_14.FIGURE_14, figure_18.FIGURE_18, histories.FIGURE)
     ),
 ]
 
@@ -78,14 +78,11 @@ def test_a_figure_runs_from_measuring_to_its_plot(figure: figure_module.ServingF
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
-def test_variants_are_ordered_where_their_medians_differ_and_settled_when_that_repeats():
-    medians = {("a", 10.0): 100.0, ("b", 10.0): 103.0, ("c", 10.0): 120.0, ("a", 30.0): 50.0, ("c", 30.0): 40.0}
-    order = figure_18.order_of(medians)
-    assert order == {(("a", 10.0), ("c", 10.0)), (("b", 10.0), ("c", 10.0)), (("c", 30.0), ("a", 30.0))}
-    other = figure_18.order_of(medians | {("b", 10.0): 90.0})
-    assert not figure_18.is_settled([order, order])
-    assert not figure_18.is_settled([order, order, other])
-    assert figure_18.is_settled([other, order, order])
+def test_a_switch_is_compared_with_all_on_in_the_same_round():
+    slow_minute = [10.0, 10.0, 40.0, 10.0]
+    found = figure_18.compared([11.0, 11.0, 44.0, 9.0], slow_minute)
+    assert found == {"p20": 1.02, "p50": 1.1, "p80": 1.1, "slower_in": 3, "rounds": 4}
+    assert figure_18.compared(slow_minute, slow_minute)["slower_in"] == 0
 
 
 def test_systems_that_find_other_items_are_no_comparison(monkeypatch: pytest.MonkeyPatch):
@@ -118,6 +115,31 @@ def test_a_rate_is_measured_twice_and_two_missed_rates_are_the_last(monkeypatch:
     assert found[0][1]["runs"] == 2
 
 
+def test_bursts_have_the_mean_rate_of_poisson_arrivals_and_longer_pauses():
+    times = {kind: histories.arrival_times(np.random.default_rng(1), kind, 10.0, 400) for kind in ("Poisson", "bursts")}
+    assert times["Poisson"][-1] == pytest.approx(40, rel=0.2)
+    assert times["bursts"][-1] == pytest.approx(40)
+    steady, bursts = (np.diff(one) for one in times.values())
+    assert (bursts > 0).all()
+    assert np.median(bursts) < 0.7 * np.median(steady)
+    assert bursts.max() > 2 * steady.max()
+
+
+def test_a_systems_rates_end_where_both_objectives_are_missed(monkeypatch: pytest.MonkeyPatch):
+    seconds = iter([0.1, 0.1, 0.5, 0.5, 2.5, 2.5])
+
+    def send(planned: list[Any]) -> list[Any]:
+        latency = next(seconds)
+        return [load.Answered(at=0.0, late=0.0, status=200, seconds=latency, body={}) for _ in planned]
+
+    monkeypatch.setattr(histories, "_requests", lambda run, name, beams, times, seed: list(times))
+    server = SimpleNamespace(send=send)
+    found = list(histories._rates(None, server, "vllm_beams", 128, "Poisson", histories._FULL))
+    assert [rate for rate, _ in found] == [0.5, 1.0, 1.5]
+    within = [[histories._is_within(one, objective) for objective in histories.OBJECTIVES_MS] for _, one in found]
+    assert within == [[True, True], [False, True], [False, False]]
+
+
 def peak(kind: str, beams: int, tokens: int) -> dict[str, object]:
     size = 1_000_000 * (beams if kind != "leafbeam" else 1)
     return {"kind": kind, "beams": beams, "tokens": tokens, "formula": size, "allocator": size, "resident": size}
@@ -148,6 +170,7 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
     failed = [*latency[:2], {"parameters": at | {"what": "rate", "system": "paged_attention", "rate": 0.0}, "measured": gone}]
     highest = {"parameters": at | {"what": "highest rate"}, "measured": {"rate": {"leafbeam": 8.0, "paged_attention": 2.0}}}
     found = {"latency_ms": {"avg": 3.0, "p99": 9.0}, "goodput_per_s": 5.0, "refused": 0}
+    found |= {"over_all_on": figure_18.compared([3.3, 3.0], [3.0, 3.0])}
     scheduling = [{"parameters": {"variant": name, "rate": 5.0, "beams": 50}, "measured": found} for name in figure_18.VARIANTS]
     for figure, rows in (
         (figures_15_16.FIGURE_15, [{"parameters": {}, "measured": memory}]),
@@ -166,3 +189,4 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
     assert "1.050 x the formula's growth" in text
     assert "3.49 x" in text
     assert "46.3 GB" in text
+    assert "two workers at 5 a second: 1.05 x all on, slower in 1 of 2 rounds" in text
