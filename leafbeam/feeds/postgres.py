@@ -238,7 +238,7 @@ class PostgresFeed:
 
     @property
     def _reached(self) -> int:
-        """The position before which all transactions are read."""
+        """Return the position before which all transactions are read."""
         return self._place[0] if self._stream is None else max(self._stream.sent, self._place[0])
 
     def _receive(self, give_up: float) -> bytes | None:
