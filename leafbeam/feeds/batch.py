@@ -210,7 +210,7 @@ def open_feed(config: FeedConfig, position: Mapping[str, object] | Path | str) -
         from leafbeam.feeds.postgres import PostgresFeed
         from leafbeam.feeds.publication import Publication
 
-        publication = Publication(name=config.postgres, slot=config.slot, database=config.database, properties=properties)
+        publication = Publication(name=config.postgres, slot=config.slot, database=config.database or "", properties=properties)
         return PostgresFeed(publication, position, columns=columns, start=start, max_changes=config.batch)
     table: VersionedTable
     if config.delta is not None:

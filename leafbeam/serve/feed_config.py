@@ -46,7 +46,7 @@ class FeedConfig:
     postgres: str | None = None
     servers: str = "localhost:9092"
     catalog: str = "default"
-    database: str = field(default="", repr=False)
+    database: str | None = field(default=None, repr=False)
     slot: str = "leafbeam"
     item_id: str = "item_id"
     columns: tuple[str, ...] = ()
