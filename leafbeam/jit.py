@@ -85,7 +85,8 @@ def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
                 if "no locator available" not in str(error):
                     raise
                 _NOTICE.warn_of_no_cache()
-                return numba.njit(*signature, **options | {"cache": False})(function)
+                without_cache: Any = numba.njit(*signature, **options | {"cache": False})
+                return without_cache(function)
             finally:
                 config.CACHE_DIR = before
 
