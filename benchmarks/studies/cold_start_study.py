@@ -22,14 +22,14 @@ from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.retrieve import Fusion as Fused
-from leafbeam.retrieve import features
+from leafbeam.retrieve import ItemMemory, features
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, SidFit, fit_sids, text_columns, text_vectors
 from leafbeam.train import Budget, InteractionLog, RankingMetrics, Recipe, Trainer
 from leafbeam.train.baselines import unconstrained_search
 from leafbeam.train.fusion import fit_memory
 from leafbeam.train.metrics import MISS
 from leafbeam.train.run import embed_codes
-from leafbeam.train.teacher import GraphTeacher
+from leafbeam.train.teacher import MemoryTeacher
 
 __all__ = ["METHODS", "ColdResult", "ColdStudy", "Fusion", "fuse", "ranks_of", "study_cold_start"]
 
@@ -253,13 +253,15 @@ def _trained(
     model = new_model(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(study.seed))
     embed_codes(model, fitted.code_vectors, seed=study.seed)
     histories, teacher = split.train, None
+    if recipe.teacher_weight:  # without texts: what the model knows of new items' texts comes from the other teacher alone
+        memory = ItemMemory.fit(log.item_ids, split.train.indptr_U1, split.train.items_E)
+        teacher = MemoryTeacher(memory, split.train, num_targets=recipe.teacher_items)
     if study.teacher is not None:
-        graph = GraphTeacher(split.train, log.num_items, num_targets=recipe.graph_items) if recipe.graph_weight else None
-        teacher = TextTeacher(retriever, split.cold_items, graph, study.teacher)
+        teacher = TextTeacher(retriever, split.cold_items, teacher, study.teacher)
         histories = with_pseudo_histories(split.train, teacher, study.teacher, seed=study.seed)
     users = log.user_ids if recipe.num_users else None
     trainer = Trainer(model, histories, fitted.table.codes, recipe, user_ids=users)
-    trainer.teacher = teacher or trainer.teacher
+    trainer.teacher = teacher
     trainer.run(progress=None if progress is None else lambda stats: progress("training the model", stats.share))
     return model
 

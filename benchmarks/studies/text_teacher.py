@@ -1,7 +1,7 @@
 """A retriever of text as the teacher of a model over Semantic IDs, so that the model knows the codes of new items.
 
     pseudo-histories: a part of a training history, and a new item drawn from the retriever's scores after it
-    soft targets: after such a part, the retriever's distribution over the new items; elsewhere the transition graph's
+    soft targets: after such a part, the retriever's distribution over the new items; elsewhere an item memory's
 
 The retriever learns from training interactions alone, and new items lend it their text, which a catalog has before anybody
 takes them. No interaction of a new item is read (sequence-level distillation: Kim and Rush, 2016).
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.studies.retriever import DenseRetriever
 from leafbeam.errors import ArgumentError
 from leafbeam.train import Histories
-from leafbeam.train.teacher import GraphTeacher, SoftTargets
+from leafbeam.train.teacher import SoftTargets, Teacher
 
 __all__ = ["TeacherRecipe", "TextTeacher", "with_pseudo_histories"]
 
@@ -46,13 +46,13 @@ class TeacherRecipe:
 class TextTeacher:
     """Soft targets for histories that end in a new item (`leafbeam.train.teacher.Teacher`).
 
-    retriever: scores new items after a history. graph: of all other targets.
+    retriever: scores new items after a history. others: the teacher of all other targets.
     """
 
     def __init__(
-        self, retriever: DenseRetriever, cold_items: NDArray[np.int64], graph: GraphTeacher | None, recipe: TeacherRecipe
+        self, retriever: DenseRetriever, cold_items: NDArray[np.int64], others: Teacher | None, recipe: TeacherRecipe
     ) -> None:
-        self._retriever, self._cold_C, self._graph, self._recipe = retriever, cold_items, graph, recipe
+        self._retriever, self._cold_C, self._others, self._recipe = retriever, cold_items, others, recipe
         self._items_ND = retriever.all_items()
         self._scale = recipe.sharpness * float(retriever.log_scale.detach().clamp(max=4.0).exp())
 
@@ -75,13 +75,10 @@ class TextTeacher:
         found = SoftTargets(
             np.zeros((windows * (length - first), width), np.int32), np.zeros((windows * (length - first), width), np.float32)
         )
-        if self._graph is not None:
-            graph = self._graph.targets(items_BT, first)
-            columns = min(width, graph.items_PR.shape[1])
-            found.items_PR[:, :columns], found.weights_PR[:, :columns] = (
-                graph.items_PR[:, :columns],
-                graph.weights_PR[:, :columns],
-            )
+        if self._others is not None:
+            items_PR, weights_PR = self._others.targets(items_BT, first)
+            columns = min(width, items_PR.shape[1])
+            found.items_PR[:, :columns], found.weights_PR[:, :columns] = items_PR[:, :columns], weights_PR[:, :columns]
         rows_X = np.flatnonzero(np.isin(items_BT[:, -1], self._cold_C)) if length > 1 else np.empty(0, np.int64)
         if len(rows_X):
             before_XT = items_BT[rows_X, :-1]

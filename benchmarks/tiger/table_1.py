@@ -145,12 +145,11 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             seconds["model"] = round(moment.seconds, 1)
             say("training the model", moment.share)
 
-        model = train(
-            log, split, fitted.table, recipe, options=TrainOptions(progress=training, code_vectors=fitted.code_vectors)
-        )
-        trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
         columns = text_columns(log.items)
         memory = tune_memory(fit_memory(log, split.train, columns), split)
+        options = TrainOptions(progress=training, memory=memory, code_vectors=fitted.code_vectors)
+        model = train(log, split, fitted.table, recipe, options=options)
+        trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
         memory.fusion = fit_fusion(model, trie, log, split, memory)
         baselines: dict[str, ScoreFn] = transition_baselines(memory, split.train)
         sasrec_measured: dict[str, float] = {}

@@ -222,6 +222,7 @@ def _fit_model(
                     device=device,
                     baselines={**transition_baselines(memory, split.train), "memory": memory_scores(memory)},
                     on_baselines=shown.show_baselines,
+                    memory=memory,
                     code_vectors=semid.CodeVectors.load(paths.quantiser, material.sids),
                     reserved_s=reserved_s,
                 ),

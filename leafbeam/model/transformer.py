@@ -1,6 +1,7 @@
 """The decoder-only model: layers of any architecture of `ModelConfig`, and a head of which any level is a slice.
 
-Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x C, V codes of a level, D hidden.
+Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x C, V codes of a level, D hidden;
+P items of a prompt, M codes of a branch, R rows of a prompt and its branches.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Self, cast, get_args
 
@@ -24,7 +26,7 @@ from leafbeam.model.cpu.layers import parameters_of
 from leafbeam.model.cpu.products import ProductTuning, tune_products
 from leafbeam.model.cpu.runner import CpuOptions, CpuRunner
 from leafbeam.model.cpu.workspace import Workspace
-from leafbeam.model.decoder import Decoder, Layer, Linear, causal_attention, make_dropout
+from leafbeam.model.decoder import Decoder, Dropout, Layer, Linear, causal, causal_attention, make_dropout
 from leafbeam.model.item_history import ItemPositions
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
@@ -97,13 +99,23 @@ class Transformer(SidModel[ModelConfig]):
     def _initial_deviation(self, name: str) -> float:
         return self.config.initializer_range
 
-    def forward(self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, dropout: torch.Generator | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        dropout: torch.Generator | None = None,
+        branches_BPM: Tensor | None = None,
+    ) -> Tensor:
         """Return hidden states (B, T, D) under causal attention, after the final norm.
 
         Args:
             tokens_BT: The tokens, padded on the right.
             lengths_B: The length of each row; the hidden states of the padding after it are zeros. None: no row is padded.
             dropout: The generator that a model in training mode with config.dropout > 0 needs.
+            branches_BPM: For training, the tokens of another item in the place of each of the last P items of the prompt, all
+                but the last of each. Each sees the tokens before that item and those of its own item; nothing sees them. The
+                hidden states after them are appended: (B, T + P x M, D). No row may be padded.
 
         Raises:
             ArgumentError: If dropout needs a generator, or `pack` has been called.
@@ -113,14 +125,26 @@ class Transformer(SidModel[ModelConfig]):
         check_prompts(tokens_BT, lengths_B, self.config)
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         drop = make_dropout(self.config.dropout if self.training else 0.0, dropout)
+        if branches_BPM is not None:
+            return self._forward_branches(tokens_BT, branches_BPM, drop)
         vectors_BTD = self.model.embed(tokens_BT)
         if self._items is None:
             hidden_BTD = self.model(vectors_BTD, positions_T, causal_attention(self.config), drop)
         else:
-            hidden_BTD = self._items.run(self.model, vectors_BTD, drop)
+            hidden_BTD, _ = self._items.run(self.model, vectors_BTD, drop)
         if lengths_B is None:
             return hidden_BTD
         return hidden_BTD.masked_fill((positions_T >= lengths_B.to(tokens_BT.device)[:, None])[..., None], 0)
+
+    def _forward_branches(self, tokens_BT: Tensor, branches_BPM: Tensor, drop: Dropout) -> Tensor:
+        vectors_BTD, branches_BPMD = self.model.embed(tokens_BT), self.model.embed(branches_BPM)
+        if self._items is not None:
+            return torch.cat(self._items.run(self.model, vectors_BTD, drop, branches_BPMD), 1)
+        if self.config.local_layers or self.config.attention_cap:
+            raise ArgumentError("a model with windows or a cap of attention reads no branches: train it with teacher_weight=0")
+        position_R, visible_RR = _branch_rows(tokens_BT.shape[1], branches_BPM)
+        rows_BRD = torch.cat((vectors_BTD, branches_BPMD.flatten(1, 2)), 1)
+        return self.model(rows_BRD, position_R, partial(causal, visible_TT=visible_RR), drop)
 
     @property
     def takes_workspace(self) -> bool:
@@ -359,3 +383,17 @@ class Transformer(SidModel[ModelConfig]):
         else:
             runner = self.run_prompts(tokens_BT, lengths_B, self._options(tokens_BT, lengths_B, vocabulary, hidden=True))
         return TextSession(runner, len(lengths_B), num_texts, self.config.vocab_size, max_tokens)
+
+
+def _branch_rows(num_tokens: int, branches_BPM: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of the rows of prompts and of branches, and which rows each one sees (R, R)."""
+    device, (num_items, num_codes) = branches_BPM.device, branches_BPM.shape[1:]
+    row_T, code_M, item_P = (torch.arange(count, device=device) for count in (num_tokens, num_codes, num_items))
+    # The prompt ends before the last token of its last item.
+    start_P = num_tokens - num_codes - (num_codes + 1) * item_P.flip(0)
+    position_R = torch.cat((row_T, (start_P[:, None] + code_M).flatten()))
+    start_R = torch.cat((row_T + 1, start_P.repeat_interleave(num_codes)))
+    item_R = torch.cat((torch.full_like(row_T, -1), item_P.repeat_interleave(num_codes)))
+    is_before_RR = (item_R < 0) & (position_R < start_R[:, None])
+    is_own_RR = (item_R >= 0) & (item_R == item_R[:, None]) & (position_R <= position_R[:, None])
+    return position_R, is_before_RR | is_own_RR

@@ -1,4 +1,7 @@
-"""The loops over all items of an item memory. Shapes: N items, C terms of all texts, T terms, h items of a history, k items."""
+"""The loops over all items of an item memory.
+
+Shapes: N items, C terms of all texts, T terms, h items of a history, k items, M similar texts, P texts by term.
+"""
 
 # numba has no types.
 # pyright: basic, reportCallIssue=false
@@ -44,6 +47,56 @@ def cosines(indptr_N1, terms_C, weights_C, rows_h, rows_k):
         for column in range(rows_k.size):
             out_hk[at, column] = _cosine(indptr_N1, terms_C, weights_C, rows_h[at], rows_k[column])
     return out_hk
+
+
+@njit(cache=True, nogil=True)
+def nearest_texts(indptr_N1, terms_C, weights_C, num_terms, max_postings, rows_NM, cosines_NM):
+    """Fill in, for each text, the M most similar others and their cosines, largest first; a cosine of 0 ends them.
+
+    The terms of a text are read from the rarest on, through lists of the texts that have each, until `max_postings` are read.
+    """
+    num_texts, num_nearest = rows_NM.shape
+    ends_T, unit_C = np.zeros(num_terms + 1, np.int64), np.empty(terms_C.size, np.float32)
+    for row in range(num_texts):
+        length = _length(indptr_N1, weights_C, row)
+        for entry in range(indptr_N1[row], indptr_N1[row + 1]):
+            ends_T[terms_C[entry] + 1] += 1
+            unit_C[entry] = np.float32(weights_C[entry]) / length
+    ends_T = np.cumsum(ends_T)
+    starts_T, fill_T = ends_T[:-1], ends_T[:-1].copy()
+    text_P, unit_P = np.empty(terms_C.size, np.int32), np.empty(terms_C.size, np.float32)
+    for row in range(num_texts):
+        for entry in range(indptr_N1[row], indptr_N1[row + 1]):
+            place = fill_T[terms_C[entry]]
+            text_P[place], unit_P[place] = row, unit_C[entry]
+            fill_T[terms_C[entry]] += 1
+    cosine_N, touched_N = np.zeros(num_texts, np.float32), np.empty(num_texts, np.int32)
+    for row in range(num_texts):
+        begin, end = indptr_N1[row], indptr_N1[row + 1]
+        counts = np.empty(end - begin, np.int64)
+        for at in range(counts.size):
+            counts[at] = fill_T[terms_C[begin + at]] - starts_T[terms_C[begin + at]]
+        num_touched, num_read = 0, 0
+        for at in np.argsort(counts):
+            num_read += counts[at]
+            if num_read > max_postings:
+                break
+            term, unit = terms_C[begin + at], unit_C[begin + at]
+            for place in range(starts_T[term], fill_T[term]):
+                text = text_P[place]
+                if cosine_N[text] == 0:
+                    touched_N[num_touched] = text
+                    num_touched += 1
+                cosine_N[text] += unit * unit_P[place]
+        cosine_N[row] = 0
+        values = np.empty(num_touched, np.float32)
+        for at in range(num_touched):
+            values[at] = cosine_N[touched_N[at]]
+            cosine_N[touched_N[at]] = 0
+        largest = np.partition(-values, num_nearest)[num_nearest] if num_touched > num_nearest else np.float32(0)
+        kept = np.flatnonzero((-values <= largest) & (values > 0))
+        for at, index in enumerate(kept[np.argsort(-values[kept], kind="mergesort")][:num_nearest]):
+            rows_NM[row, at], cosines_NM[row, at] = touched_N[index], values[index]
 
 
 @njit(cache=True, nogil=True)

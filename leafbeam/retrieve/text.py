@@ -1,6 +1,6 @@
 """Texts as sparse TF-IDF vectors: the heaviest terms of each, in three bytes a term.
 
-Shapes: N texts, C terms of all texts, T terms of the vocabulary, n texts of one call.
+Shapes: N texts, C terms of all texts, T terms of the vocabulary, n texts of one call, M similar texts.
 """
 
 import re
@@ -9,14 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import log
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.retrieve import kernels
+
 MAX_TERMS = 24  # of a text
 _MAX_VOCABULARY = 1 << 16
 _IDF_STEP = 1 / 16
+_MAX_POSTINGS = 50_000
 _TERM = re.compile(r"\w\w+")
+
+
+class NearestTexts(NamedTuple):
+    """The most similar other texts of each text, and their cosines, largest first; 0 where there is none."""
+
+    rows_NM: NDArray[np.int32]
+    cosines_NM: NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -76,6 +87,17 @@ class TextVectors:
             for term, weight in zip(self.terms_C[span].tolist(), (weights / np.linalg.norm(weights)).tolist(), strict=True):
                 sums[term] = sums.get(term, 0.0) + weight
         return sums
+
+    def nearest(self, count: int) -> "NearestTexts":
+        """Return the `count` most similar other texts of each: 2 s for 12,000 texts.
+
+        Very frequent terms of large catalogs are left out: at most 50,000 texts are looked at for each, the rarest terms first.
+        """
+        shape = len(self), min(count, max(1, len(self) - 1))
+        nearest = NearestTexts(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+        num_terms = int(self.terms_C.max(initial=0)) + 1
+        kernels.nearest_texts(self.indptr_N1, self.terms_C, self.weights_C, num_terms, _MAX_POSTINGS, *nearest)
+        return nearest
 
     def check(self, num_terms: int) -> None:
         """Raise ValueError unless every text has ascending terms of a vocabulary, with weights above 0."""

@@ -4,7 +4,6 @@ Shapes: N items, P predicted items, D hidden, V codes of the level, R items of a
 (an item of the same prefix), K drawn codes.
 """
 
-from dataclasses import dataclass
 from math import log
 
 import numpy as np
@@ -15,32 +14,15 @@ from torch import Tensor
 _NEVER = -1e9
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LevelTarget:
-    """The target that a level should predict.
-
-    `codes_P` are the codes of the next items. `soft_PR` and `weights_PR` are codes of a soft target and their weights, of sum 1
-    or less; R = 0 means that there is none. `weight` is the share of the soft target in the loss, if its weights sum to 1.
-    """
-
-    codes_P: Tensor
-    soft_PR: Tensor
-    weights_PR: Tensor
-    weight: float
-
-    def loss(self, normaliser_P: Tensor, logit_P: Tensor, soft_logit_P: Tensor) -> Tensor:
-        """Return the mean of log Z minus the expected logit; `soft_logit_P` is the sum of the soft target's weights times
-        logits.
-        """
-        hard_P = 1 - self.weight * self.weights_PR.sum(1)
-        return (normaliser_P - hard_P * logit_P - self.weight * soft_logit_P).mean()
+def full_loss(logits_PV: Tensor, codes_P: Tensor, *, label_smoothing: float) -> Tensor:
+    """Return the cross-entropy (P,) over all codes of a level, in nats."""
+    logit_P = torch.lerp(logits_PV.gather(1, codes_P[:, None])[:, 0], logits_PV.mean(1), label_smoothing)
+    return logits_PV.logsumexp(1) - logit_P
 
 
-def full_loss(logits_PV: Tensor, target: LevelTarget, *, label_smoothing: float) -> Tensor:
-    """Return the cross-entropy over all codes of a level, in nats."""
-    logit_P = torch.lerp(logits_PV.gather(1, target.codes_P[:, None])[:, 0], logits_PV.mean(1), label_smoothing)
-    soft_logit_P = (logits_PV.gather(1, target.soft_PR) * target.weights_PR).sum(1)
-    return target.loss(logits_PV.logsumexp(1), logit_P, soft_logit_P)
+def soft_loss(logits_PV: Tensor, codes_PR: Tensor, weights_PR: Tensor) -> Tensor:
+    """Return the cross-entropy (P,) with soft targets of sum 1, over all codes of a level, in nats."""
+    return logits_PV.logsumexp(1) - (logits_PV.gather(1, codes_PR) * weights_PR).sum(1)
 
 
 class SampledLevel:
@@ -60,12 +42,11 @@ class SampledLevel:
         starts = np.cumsum(counts) - counts
         self._codes_N = torch.from_numpy(codes_NL[order_N, -1]).to(device)  # of the items, by prefix
         self._first_N, self._count_N = (torch.from_numpy(x[prefix_N]).to(device) for x in (starts, counts))
+        self._code_N = torch.from_numpy(codes_NL[:, -1].copy()).to(device)
         self._num_codes, self._drawn = num_codes, min(drawn, num_codes)
 
-    def loss(
-        self, hidden_PD: Tensor, weight_VD: Tensor, items_P: Tensor, target: LevelTarget, draws: torch.Generator
-    ) -> Tensor:
-        """Return the loss in nats; `draws` makes the sample, one for all items."""
+    def loss(self, hidden_PD: Tensor, weight_VD: Tensor, items_P: Tensor, draws: torch.Generator) -> Tensor:
+        """Return the loss (P,) of each item's code in nats; `draws` makes the sample, one for all items."""
         count_P = self._count_N[items_P]
         pair_M = torch.repeat_interleave(torch.arange(len(items_P), device=items_P.device), count_P)
         ends_P = count_P.cumsum(0)
@@ -82,11 +63,7 @@ class SampledLevel:
         siblings_PK[pair_M[drawn_M], column_M[drawn_M]] = True
         drawn_P = logits_PK.masked_fill(siblings_PK, _NEVER).logsumexp(1)
         normaliser_P = torch.logaddexp(drawn_P, _segment_logsumexp(siblings_M, pair_M, len(items_P)))
-        logit_P = (hidden_PD * weight_VD[target.codes_P]).sum(1)
-        row_S, column_S = target.weights_PR.nonzero(as_tuple=True)  # those under the item's prefix: few
-        logit_S = (hidden_PD[row_S] * weight_VD[target.soft_PR[row_S, column_S]]).sum(1)
-        soft_logit_P = torch.zeros_like(logit_P).index_add(0, row_S, logit_S * target.weights_PR[row_S, column_S])
-        return target.loss(normaliser_P, logit_P, soft_logit_P)
+        return normaliser_P - (hidden_PD * weight_VD[self._code_N[items_P]]).sum(1)
 
 
 def _segment_logsumexp(values_M: Tensor, segment_M: Tensor, segments: int) -> Tensor:

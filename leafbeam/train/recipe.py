@@ -93,9 +93,9 @@ class Recipe:
         betas: AdamW's two betas.
         clip_norm: The largest norm of the whole gradient; larger gradients are scaled down to it.
         label_smoothing: The share of the target's probability that is spread over the other codes of its level.
-        graph_weight: The share of the loss whose target is not the next item alone but the items that a transition graph of
-            the training data expects (`GraphTeacher`); 0 does not use the graph.
-        graph_items: The number of items that the graph expects for each position.
+        teacher_weight: The share of the loss whose target is not the next item alone but the items that the item memory
+            recommends (`MemoryTeacher`); 0 does not use the memory.
+        teacher_items: The number of items that the memory recommends for each position.
         sampled_codes: If the last level has more codes than this, its loss is computed over this many randomly drawn codes,
             and the codes under the item's prefix.
         precision: The number format of training: fp32, bf16, or auto, which uses bf16 where the hardware multiplies it faster
@@ -126,7 +126,7 @@ class Recipe:
     tie_word_embeddings: bool = True
     num_experts: int = 0
     num_experts_per_tok: int = 2
-    dropout: float = 0.4
+    dropout: float = 0.1
     max_items: int = 20
     batch_tokens: int = 1024
     learning_rate: float = 3e-3
@@ -135,8 +135,8 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.98)
     clip_norm: float = 1.0
     label_smoothing: float = 0.05
-    graph_weight: float = 0.6
-    graph_items: int = 60
+    teacher_weight: float = 0.85
+    teacher_items: int = 60
     sampled_codes: int = 512
     precision: Precision = "auto"
     threads: int = 1
@@ -147,14 +147,14 @@ class Recipe:
     user_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        above_0 = ("max_items", "batch_tokens", "threads", "validation_users", "graph_items", "sampled_codes")
+        above_0 = ("max_items", "batch_tokens", "threads", "validation_users", "teacher_items", "sampled_codes")
         check_whole(**{name: getattr(self, name) for name in above_0})
         check_whole(0, seed=self.seed, validations=self.validations, patience=self.patience, num_users=self.num_users)
         if self.seed >= 1 << 63:
             raise ArgumentError(f"seed must be below 2**63, not {self.seed}")
         check_number(exclusive=True, learning_rate=self.learning_rate, clip_norm=self.clip_norm)
         check_number(weight_decay=self.weight_decay)
-        shares = ("warmup", "label_smoothing", "dropout", "user_dropout", "graph_weight")
+        shares = ("warmup", "label_smoothing", "dropout", "user_dropout", "teacher_weight")
         check_number(below=1, **{name: getattr(self, name) for name in shares})
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2:
@@ -215,7 +215,7 @@ class Recipe:
         try:
             settings: dict[str, Any] = json.loads(text)
             settings["budget"] = Budget(**settings["budget"])
-            old = {"graph_weight": 0.0, "sampled_codes": 2**62}  # recipes from before these settings existed
+            old = {"teacher_weight": 0.0, "sampled_codes": 2**62}  # recipes from before these settings existed
             settings = old | settings
             return cls(**settings)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -255,7 +255,6 @@ def preset(
             intermediate_size=192,
             num_attention_heads=2,
             num_key_value_heads=2,
-            dropout=0.1,
             learning_rate=4e-3,
         )
     elif name == "base":

@@ -16,15 +16,18 @@ from leafbeam.errors import ItemIdError, counted
 from leafbeam.files import write_json
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
-from leafbeam.semid import CodeVectors, SidTable
+from leafbeam.retrieve import ItemMemory
+from leafbeam.semid import CodeVectors, SidTable, text_columns
 from leafbeam.train.baselines import ScoreFn
 from leafbeam.train.checkpoint import Checkpoint
 from leafbeam.train.evaluation import Validation
+from leafbeam.train.fusion import fit_memory
 from leafbeam.train.interaction_log import InteractionLog
 from leafbeam.train.item_join import rows_among
 from leafbeam.train.parallel import DataParallel
 from leafbeam.train.recipe import Recipe
 from leafbeam.train.split import Split
+from leafbeam.train.teacher import MemoryTeacher
 from leafbeam.train.trainer import Progress, Trainer
 
 _BASELINES_SHARE = 0.1  # of a budget in minutes
@@ -41,6 +44,7 @@ class TrainOptions:
         parallel: This one of several processes; rank 0 writes.
         baselines: Other methods by name, to compare with.
         on_baselines: Called at the start with Recall@10 of popularity and of `baselines` on the same users.
+        memory: The item memory of the training part that teaches the model; None fits one with the log's texts.
         code_vectors: Those of `fit_sids`, at which the embeddings of the codes begin; None begins at random.
         reserved_s: The seconds that the caller needs, before or after, of a budget in minutes.
         clock: Returns seconds; it must be monotonic.
@@ -52,6 +56,7 @@ class TrainOptions:
     parallel: DataParallel = field(default_factory=DataParallel)
     baselines: Mapping[str, ScoreFn] = field(default_factory=dict[str, ScoreFn])
     on_baselines: Callable[[Mapping[str, float]], None] | None = None
+    memory: ItemMemory | None = None
     code_vectors: CodeVectors | None = None
     reserved_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
@@ -106,6 +111,9 @@ def train(
         reserved_s += validate.warm_up(model.eval(), clock)
     users = log.user_ids if recipe.num_users else None
     trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users, clock=clock)
+    if recipe.teacher_weight:
+        memory = options.memory or fit_memory(log, split.train, text_columns(log.items))
+        trainer.teacher = MemoryTeacher(memory, split.train, num_targets=recipe.teacher_items)
     checkpoint, writes = None if directory is None else Path(directory) / "checkpoint", parallel.rank == 0
     if checkpoint is not None and options.resume and Checkpoint.exists(checkpoint):
         trainer.resume(Checkpoint.load(checkpoint))

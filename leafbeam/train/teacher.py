@@ -1,22 +1,25 @@
-"""Soft targets of training, and GraphTeacher, which makes them from the transitions between the items of all histories.
+"""Soft targets of training, and MemoryTeacher, which makes them from an item memory of the same histories.
 
-Shapes: N items, C counted pairs, B windows of a batch, T items of each, P = B x (T - first) targets, R items of a soft target.
+Shapes: N items, C counted pairs, M similar texts, B windows of a batch, T items of each, P = B x (T - first) targets, R items
+of a soft target.
 """
 
 # numba has no types.
 # pyright: basic, reportCallIssue=false
 
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.jit import njit
-from leafbeam.retrieve.transitions import MemoryConfig, count_pairs
+from leafbeam.retrieve import ItemMemory
+from leafbeam.retrieve.transitions import count_pairs
 from leafbeam.train.histories import Histories
 
-_NEAR = MemoryConfig(distances=3, distance_decay=0.6, reverse=0.5)
-"""Pairs further apart would make targets several times as costly."""
+_SHARPNESS = 5.0  # chosen on validation users of Amazon Beauty
+_NUM_TEXTS = 100  # similar ones of an item
 
 
 class SoftTargets(NamedTuple):
@@ -38,92 +41,134 @@ class Teacher(Protocol):
         ...
 
 
-class GraphTeacher:
-    """The items that a transition graph expects next, without what it learnt from the pair that is to be predicted.
+class MemoryTeacher:
+    """The items that an item memory recommends, without what it learnt from the pair that is to be predicted.
 
     for each position, over the newest items of the window, each older one at `history_decay`:
-        weight(item) += count(pair) / the counts of its row     less the pair (newest item, target) itself, once
-    drop the items of the window before the position, keep the `num_targets` largest, scale them to sum 1
+        score(item) += log(1 + count(pair)) / (shrinkage + the largest of its row) + text_weight * cosine(texts)
+                       where the count of (that item, target) lacks the pair itself
+    drop the items of the window before the position, keep the `num_targets` largest
+    weight(item) = exp(sharpness * score) - 1, scaled to sum 1; none where the target is an item that was taken before
 
-    Training on the next item alone needs many passes before other likely items score high; soft targets name those items
-    (distillation: Hinton et al., 2015, with a graph as the teacher).
+    A log has one next item for each position, and the memory knows many that were as likely. It compares texts, so what it
+    teaches holds for other users too, and a model that learns from it needs no dropout (distillation: Hinton et al., 2015).
+
+    Args:
+        memory: A memory of `histories`, whose rows are theirs.
+        histories: The histories of training.
+        num_targets: The number of items of a target.
     """
 
-    def __init__(self, histories: Histories, num_items: int, *, num_targets: int, config: MemoryConfig = _NEAR) -> None:
-        self._config, self._num_targets = config, num_targets
-        pairs = count_pairs(histories.indptr_U1, histories.items_E, num_items, self._config)
+    def __init__(self, memory: ItemMemory, histories: Histories, *, num_targets: int) -> None:
+        self._config, self._num_targets = replace(memory.config, half_life_days=None), num_targets
+        pairs = count_pairs(histories.indptr_U1, histories.items_E, memory.num_items, self._config)
+        largest_N = np.zeros(memory.num_items, np.float32)
+        np.maximum.at(largest_N, pairs.rows_C, np.log1p(pairs.counts_C).astype(np.float32))
         self._graph = _Graph(
-            indptr_N1=np.searchsorted(pairs.rows_C, np.arange(num_items + 1)),
+            indptr_N1=np.searchsorted(pairs.rows_C, np.arange(memory.num_items + 1)),
             items_C=pairs.items_C.astype(np.int32),
             counts_C=pairs.counts_C.astype(np.float32),
-            sums_N=np.bincount(pairs.rows_C, pairs.counts_C, num_items).astype(np.float32),
+            largest_N=largest_N,
+            **memory.texts.nearest(_NUM_TEXTS)._asdict(),
         )
-        self._scratch_N = np.zeros(num_items, np.float32)
+        self._scratch_N = np.zeros(memory.num_items, np.float32)
 
     def targets(self, items_BT: NDArray[np.integer], first: int = 0) -> SoftTargets:
         """Return the targets of each item of the windows from position `first` on.
 
-        Each reads and sorts `history` rows of the graph.
+        Each reads and sorts `history` rows of transitions and of similar texts.
         """
         config = self._config
         shape = items_BT.shape[0] * (items_BT.shape[1] - first), self._num_targets
         targets = SoftTargets(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
-        decays = _Decays(config.history, config.history_decay, config.distances, config.distance_decay)
-        _targets(items_BT.astype(np.int32), first, self._graph, self._scratch_N, decays, targets)
+        weights = _Weights(
+            config.history, config.history_decay, config.distances, config.distance_decay, config.shrinkage, config.text_weight
+        )
+        _targets(items_BT.astype(np.int32), first, self._graph, self._scratch_N, weights, targets)
         return targets
 
 
 class _Graph(NamedTuple):
-    """The transitions of each item, the entries of one item side by side, and the sum of each item's counts."""
+    """The transitions of each item, the entries of one item side by side, the largest log(1 + count) of each, and the items
+    of similar texts.
+    """
 
     indptr_N1: NDArray[np.int64]
     items_C: NDArray[np.int32]
     counts_C: NDArray[np.float32]
-    sums_N: NDArray[np.float32]
+    largest_N: NDArray[np.float32]
+    rows_NM: NDArray[np.int32]
+    cosines_NM: NDArray[np.float32]
 
 
-class _Decays(NamedTuple):
-    """The lengths and decays of `MemoryConfig` that the teacher uses."""
+class _Weights(NamedTuple):
+    """The fields of `MemoryConfig` that the teacher uses."""
 
     history: int
     history_decay: float
     distances: int
     distance_decay: float
+    shrinkage: float
+    text_weight: float
 
 
 @njit(cache=True, nogil=True)
-def _targets(items_BT, first, graph, scratch_N, decays, targets):
-    out_PR, weights_PR = targets.items_PR, targets.weights_PR
-    num_targets = out_PR.shape[1]
-    touched = np.empty(scratch_N.size, np.int32)
+def _targets(items_BT, first, graph, scratch_N, weights, targets):
+    touched_N = np.empty(scratch_N.size, np.int32)
     for b in range(items_BT.shape[0]):
         for t in range(max(first, 1), items_BT.shape[1]):
+            if (items_BT[b, :t] == items_BT[b, t]).any():
+                continue  # taken again
+            num_touched = _score(items_BT[b, : t + 1], graph, weights, scratch_N, touched_N)
             p = b * (items_BT.shape[1] - first) + t - first
-            target, weight, num_touched = items_BT[b, t], np.float32(1), 0
-            for back in range(min(decays.history, t)):
-                row = items_BT[b, t - 1 - back]
-                own = np.float32(decays.distance_decay**back) if back < decays.distances else np.float32(0)
-                total = graph.sums_N[row] - own
-                if total > 1e-4:
-                    for entry in range(graph.indptr_N1[row], graph.indptr_N1[row + 1]):
-                        item, count = graph.items_C[entry], graph.counts_C[entry]
-                        if item == target:
-                            count -= own
-                        if count > 1e-4:
-                            if scratch_N[item] == 0:
-                                touched[num_touched] = item
-                                num_touched += 1
-                            scratch_N[item] += weight * count / total
-                weight *= np.float32(decays.history_decay)
-            for s in range(t):
-                scratch_N[items_BT[b, s]] = 0
-            values = np.empty(num_touched, np.float32)
-            for at in range(num_touched):
-                values[at] = scratch_N[touched[at]]
-                scratch_N[touched[at]] = 0
-            order = np.argsort(-values)[:num_targets]
-            total = values[order].sum()
-            if total > 0:
-                for at in range(order.size):
-                    out_PR[p, at] = touched[order[at]]
-                    weights_PR[p, at] = values[order[at]] / total
+            _keep_largest(scratch_N, touched_N[:num_touched], targets.items_PR[p], targets.weights_PR[p])
+
+
+@njit(cache=True, nogil=True)
+def _score(items_T, graph, weights, scratch_N, touched_N):
+    """Add up the scores of the items after all but the last of a window, which is the target, in `scratch_N`; return how many
+    items were touched.
+    """
+    target, decay, num_touched = items_T[-1], np.float32(1), 0
+    for back in range(min(weights.history, items_T.size - 1)):
+        row = items_T[items_T.size - 2 - back]
+        own = np.float32(weights.distance_decay**back) if back < weights.distances else np.float32(0)
+        scale = decay / np.float32(graph.largest_N[row] + weights.shrinkage)
+        for entry in range(graph.indptr_N1[row], graph.indptr_N1[row + 1]):
+            item, count = graph.items_C[entry], graph.counts_C[entry]
+            if item == target:
+                count -= own
+            if count > 1e-4:
+                if scratch_N[item] == 0:
+                    touched_N[num_touched] = item
+                    num_touched += 1
+                scratch_N[item] += scale * np.log1p(count)
+        for near in range(graph.rows_NM.shape[1]):
+            item, cosine = graph.rows_NM[row, near], graph.cosines_NM[row, near]
+            if cosine <= 0 or weights.text_weight == 0:
+                break
+            if scratch_N[item] == 0:
+                touched_N[num_touched] = item
+                num_touched += 1
+            scratch_N[item] += decay * np.float32(weights.text_weight) * cosine
+        decay *= np.float32(weights.history_decay)
+    for item in items_T[:-1]:
+        scratch_N[item] = 0
+    return num_touched
+
+
+@njit(cache=True, nogil=True)
+def _keep_largest(scratch_N, touched_n, items_R, weights_R):
+    """Write the items of the largest scores and their weights, and clear the scores."""
+    values_n = np.empty(touched_n.size, np.float32)
+    for at in range(touched_n.size):
+        values_n[at] = scratch_N[touched_n[at]]
+        scratch_N[touched_n[at]] = 0
+    order = np.argsort(-values_n)[: items_R.size]
+    total = np.float32(0)
+    for at in range(order.size):
+        items_R[at] = touched_n[order[at]]
+        weights_R[at] = np.expm1(np.float32(_SHARPNESS) * values_n[order[at]])
+        total += weights_R[at]
+    if total > 0:
+        weights_R /= total

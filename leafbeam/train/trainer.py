@@ -1,6 +1,7 @@
 """The training loop: next-item prediction over Semantic IDs, with checkpoints and validation.
 
-Shapes: N items, L levels, U users, B windows of a batch, T items of each, P predicted items of each, D hidden, S tokens.
+Shapes: N items, L levels, U users, B windows of a batch, T items of each, P predicted items of each (or of all), V codes of a
+level, R items of a soft target, M = L - 1 codes of a branch, D hidden, S tokens.
 """
 
 import time
@@ -20,10 +21,11 @@ from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.train.batches import Batches
 from leafbeam.train.checkpoint import Checkpoint, TrainState, fingerprint
 from leafbeam.train.histories import Histories
-from leafbeam.train.losses import LevelTarget, SampledLevel, full_loss
+from leafbeam.train.losses import SampledLevel, full_loss, soft_loss
 from leafbeam.train.parallel import DataParallel, full_tensor, shard_like
+from leafbeam.train.prediction import Taught, predict
 from leafbeam.train.recipe import Recipe
-from leafbeam.train.teacher import GraphTeacher, Teacher
+from leafbeam.train.teacher import Teacher
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +74,8 @@ class Trainer:
     `clock` returns monotonic seconds.
 
     Attributes:
-        teacher: Makes the soft targets, for `recipe.graph_weight` of the loss: a `GraphTeacher` of the histories.
+        teacher: Makes the soft targets, for `recipe.teacher_weight` of the loss, such as a `MemoryTeacher` of the histories;
+            None, as it is at first, trains on the next items alone.
 
     Raises:
         CodesError: If SIDs do not fit the vocabulary or the histories.
@@ -103,11 +106,9 @@ class Trainer:
         self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
         self._users_U = _user_tokens(model, histories, recipe, user_ids)
         self.teacher: Teacher | None = None
-        if recipe.graph_weight:
-            self.teacher = GraphTeacher(histories, len(codes_NL), num_targets=recipe.graph_items)
         self._sampled = None
-        last = model.vocabulary.codebook_sizes[-1]
-        if last > recipe.sampled_codes:
+        *before, last = model.vocabulary.codebook_sizes
+        if before and last > recipe.sampled_codes:
             self._sampled = SampledLevel(codes_NL, last, drawn=recipe.sampled_codes, device=model.device)
         self._data = fingerprint(histories, codes_NL, self._users_U)
         self._validate, self._parallel = validate, parallel or DataParallel()
@@ -215,41 +216,62 @@ class Trainer:
     def loss(self, items_BT: Tensor, users_B: Tensor | None = None) -> Tensor:
         """Return the loss in nats per item: the summed cross-entropy over each level's codes, plus the router loss of experts.
 
-        target of a level: (1 - w) next item's code, label-smoothed, + w soft targets' codes
-            w = graph_weight x the mass of the soft targets that share the next item's codes of the levels before
-        """
-        tokens_BTL = self._tokens_NL[items_BT]
-        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            hidden_BPLD, router_loss = _predict(self.model, tokens_BTL, self._dropout, users_B)
-            full = range(tokens_BTL.shape[2] - (self._sampled is not None))
-            logits_L = [self.model.head(hidden_BPLD[:, :, level], level) for level in full]
-        predicted = hidden_BPLD.shape[1]
-        codes_PL = self._codes_NL[items_BT][:, -predicted:].flatten(0, 1)
-        targets = self._targets(items_BT, codes_PL)
-        loss, smoothing = torch.zeros((), device=self.model.device), self.recipe.label_smoothing
-        for logits, target in zip(logits_L, targets, strict=False):
-            loss = loss + full_loss(logits.flatten(0, 1).float(), target, label_smoothing=smoothing)
-        if self._sampled is not None:
-            weight_VD = self.model.vocabulary.level_rows(self.model.head_weight, len(targets) - 1)
-            hidden_PD, items_P = hidden_BPLD[:, :, -1].flatten(0, 1).float(), items_BT[:, -predicted:].flatten()
-            loss = loss + self._sampled.loss(hidden_PD, weight_VD, items_P, targets[-1], self._dropout)
-        return loss + router_loss
+        of the first level: (1 - w) next item's code, label-smoothed, + w soft targets' codes
+        of a later level: (1 - w) next item's code after its codes before, + w that of an item that is drawn from the targets
+            w = teacher_weight, 0 where the teacher knows nothing
 
-    def _targets(self, items_BT: Tensor, codes_PL: Tensor) -> list[LevelTarget]:
-        """Return the targets of each level, for the last items of the windows."""
-        codes_PRL = codes_PL[:, None][:, :0]
-        weights_PR = torch.zeros(codes_PRL.shape[:2], device=items_BT.device)
-        if self.teacher is not None:
-            first = items_BT.shape[1] - len(codes_PL) // len(items_BT)
-            soft = self.teacher.targets(items_BT.cpu().numpy(), first)
-            weights_PR = torch.from_numpy(soft.weights_PR).to(items_BT.device)
-            codes_PRL = self._codes_NL[torch.from_numpy(soft.items_PR).to(items_BT.device, torch.int64)]
-        targets: list[LevelTarget] = []
-        for codes_P, soft_PR in zip(codes_PL.unbind(1), codes_PRL.unbind(2), strict=True):
-            target = LevelTarget(codes_P=codes_P, soft_PR=soft_PR, weights_PR=weights_PR, weight=self.recipe.graph_weight)
-            targets.append(target)
-            weights_PR = weights_PR * (soft_PR == codes_P[:, None])
-        return targets
+        A decoder runs the codes of the drawn item beside those of the next one (`Transformer.forward`). An encoder-decoder
+        predicts one item of a window, and reads the codes of one of the two, drawn by their weights.
+        """
+        taught = self._taught(items_BT)
+        drawn_BP = None if taught is None else taught.drawn_P.view(len(items_BT), -1)
+        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            found = predict(self.model, self._tokens_NL[items_BT], self._dropout, users_B, drawn_BP, self._tokens_NL)
+        items_P = items_BT[:, -found.hidden_BPLD.shape[1] :].flatten()
+        logits_PV = self._logits(found.hidden_BPLD[:, :, 0].flatten(0, 1), 0)
+        loss_P = full_loss(logits_PV, self._codes_NL[items_P, 0], label_smoothing=self.recipe.label_smoothing)
+        if taught is None:
+            return (loss_P + self._later_loss(found.hidden_BPLD, items_P)).mean() + found.router_loss
+        soft_P = soft_loss(logits_PV, self._codes_NL[taught.items_PR, 0], taught.weights_PR)
+        loss_P = torch.lerp(loss_P, soft_P, taught.share_P)
+        if found.drawn_BPLD is None:  # the codes that were read are those of the drawn items
+            return (loss_P + self._later_loss(found.hidden_BPLD, taught.drawn_P)).mean() + found.router_loss
+        later_P = self._later_loss(found.hidden_BPLD, items_P)
+        drawn_P = self._later_loss(found.drawn_BPLD, taught.drawn_P)
+        return (loss_P + torch.lerp(later_P, drawn_P, taught.share_P)).mean() + found.router_loss
+
+    def _logits(self, hidden_PD: Tensor, level: int) -> Tensor:
+        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            return self.model.head(hidden_PD, level).float()
+
+    def _later_loss(self, hidden_BPLD: Tensor, items_P: Tensor) -> Tensor:
+        """Return the summed loss (P,) of all codes of some items but the first, from the hidden states before each code."""
+        loss_P, last = torch.zeros(len(items_P), device=items_P.device), hidden_BPLD.shape[2] - 1
+        for level in range(1, last + 1):
+            hidden_PD = hidden_BPLD[:, :, level].flatten(0, 1)
+            if level == last and self._sampled is not None:
+                weight_VD = self.model.vocabulary.level_rows(self.model.head_weight, level)
+                loss_P = loss_P + self._sampled.loss(hidden_PD.float(), weight_VD, items_P, self._dropout)
+            else:
+                logits_PV, smoothing = self._logits(hidden_PD, level), self.recipe.label_smoothing
+                loss_P = loss_P + full_loss(logits_PV, self._codes_NL[items_P, level], label_smoothing=smoothing)
+        return loss_P
+
+    def _taught(self, items_BT: Tensor) -> Taught | None:
+        """Return what the teacher says of the predicted items; None without a teacher."""
+        if self.teacher is None or not self.recipe.teacher_weight:
+            return None
+        is_one = isinstance(self.model, EncoderDecoder)  # predicts the last item alone
+        soft = self.teacher.targets(items_BT.cpu().numpy(), items_BT.shape[1] - 1 if is_one else 0)
+        weights_PR = torch.from_numpy(soft.weights_PR).to(items_BT.device)
+        items_PR = torch.from_numpy(soft.items_PR).to(items_BT.device, torch.int64)
+        next_P, is_known_P = items_BT[:, -1 if is_one else 0 :].flatten(), weights_PR.sum(1) > 0
+        choice_P1 = torch.multinomial(weights_PR + ~is_known_P[:, None], 1, generator=self._dropout)
+        is_drawn_P, share_P = is_known_P, self.recipe.teacher_weight * is_known_P
+        if is_one:
+            is_drawn_P = torch.rand(share_P.shape, device=share_P.device, generator=self._dropout) < share_P
+        drawn_P = torch.where(is_drawn_P, items_PR.gather(1, choice_P1)[:, 0], next_P)
+        return Taught(items_PR=items_PR, weights_PR=weights_PR, drawn_P=drawn_P, share_P=share_P)
 
     def checkpoint(self) -> Checkpoint:
         """Return a snapshot of the run (copies of the weights and of AdamW's moments); in a sharded run a collective call."""
@@ -383,28 +405,6 @@ class Trainer:
         if self.recall >= self.state.best_recall - noise:  # an equal one counts, so that none at all, early on, never stops
             self.state = replace(self.state, best_recall=self.recall, best_step=self.state.step, worse=0)
             self._best = {name: weight.clone() for name, weight in self._average.items()}
-
-
-def _predict(
-    model: AnyModel, tokens_BTL: Tensor, dropout: torch.Generator, users_B: Tensor | None
-) -> tuple[Tensor, Tensor | float]:
-    """Return the hidden states (B, P, L, D) before each code of the last P items of each window, and the router loss of
-    experts.
-
-    A decoder predicts every item of a window from those before it (P = T); an encoder-decoder predicts the last item from the
-    others (P = 1), as in TIGER.
-    """
-    B, T, L = tokens_BTL.shape
-    start = [tokens_BTL.new_full((B, 1), model.vocabulary.bos)]
-    if users_B is not None:
-        start.append(users_B[:, None])
-    prompt_BS = torch.cat((*start, tokens_BTL.reshape(B, T * L)[:, :-1]), dim=1)
-    if not isinstance(model, EncoderDecoder):
-        return model(prompt_BS, dropout=dropout)[:, len(start) - 1 :].reshape(B, T, L, -1), 0.0
-    losses: list[Tensor] = []
-    history_BS = prompt_BS[:, : len(start) + (T - 1) * L]
-    hidden_BLD = model(history_BS, tokens_BTL[:, -1, :-1], dropout=dropout, balance=losses)
-    return hidden_BLD[:, None], torch.stack(losses).mean() * model.config.router_aux_loss_coef if losses else 0.0
 
 
 def _user_tokens(

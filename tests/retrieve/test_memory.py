@@ -10,7 +10,7 @@ import pytest
 from leafbeam.errors import ArgumentError, ForeignFilterError, IndexFileError, ItemIdError
 from leafbeam.index import Trie, tensor_file
 from leafbeam.live import LiveIndex
-from leafbeam.retrieve import Beams, BoundMemory, Example, Fusion, Fusions, ItemMemory, MemoryConfig, features
+from leafbeam.retrieve import Beams, BoundMemory, Example, Fusion, Fusions, ItemMemory, MemoryConfig, features, text
 from leafbeam.retrieve.fusion import MemoryScores
 from leafbeam.retrieve.state import KIND
 from leafbeam.retrieve.text import MAX_TERMS, TextEncoder, TextVectors
@@ -98,6 +98,36 @@ def test_the_heaviest_terms_of_a_long_text_are_kept():
     vectors = encoder.encode(texts)
     assert np.diff(vectors.indptr_N1).tolist() == [MAX_TERMS] * 32
     assert encoder.encode(["rare"]).terms_C[0] in vectors.terms_C[-MAX_TERMS:]
+
+
+def test_the_nearest_texts_are_those_of_the_largest_cosines():
+    rng = np.random.default_rng(3)
+    words = [" ".join(f"word{number}" for number in rng.integers(0, 25, rng.integers(0, 7))) for _ in range(60)]
+    texts = TextEncoder.fit(words).encode(words)
+    units = unit_vectors(texts)
+    found = texts.nearest(7)
+    assert found.rows_NM.shape == found.cosines_NM.shape == (60, 7)
+    for row, unit in enumerate(units):
+        cosines = [sum(weight * other.get(term, 0) for term, weight in unit.items()) for other in units]
+        cosines[row] = 0.0
+        np.testing.assert_allclose(found.cosines_NM[row], sorted(cosines, reverse=True)[:7], rtol=1e-5, atol=1e-6)
+        for other, cosine in zip(found.rows_NM[row].tolist(), found.cosines_NM[row].tolist(), strict=True):
+            assert cosine == 0 or cosines[other] == pytest.approx(cosine, rel=1e-5)
+
+
+def test_the_nearest_texts_by_their_rare_terms_where_frequent_ones_are_too_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text, "_MAX_POSTINGS", 12)
+    words = [f"common pair{number // 2}" for number in range(40)]
+    found = TextEncoder.fit(words).encode(words).nearest(3)
+    np.testing.assert_array_equal(found.rows_NM[:, 0], np.arange(40) ^ 1)
+    assert (found.cosines_NM[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("words", [[], [""], ["red"], ["red", "red"], ["", ""]])
+def test_the_nearest_texts_of_few(words: list[str]):
+    found = TextEncoder.fit(words).encode(words).nearest(5)
+    assert found.rows_NM.shape == (len(words), max(1, len(words) - 1))
+    assert (found.cosines_NM > 0).any() == (words == ["red", "red"])
 
 
 def test_texts_are_taken_and_joined():

@@ -10,7 +10,7 @@ from leafbeam.train import Budget, Histories, InteractionLog, Recipe, Trainer, l
 
 SIZES = (4, 5, 2)
 TINY = Recipe(
-    graph_weight=0.0,
+    teacher_weight=0.0,
     budget=Budget(steps=12),
     hidden_size=16,
     intermediate_size=32,

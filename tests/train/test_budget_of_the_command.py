@@ -21,8 +21,8 @@ from leafbeam.train import (
     evaluation,
     fusion,
     leave_one_out,
+    run,
     train,
-    trainer,
 )
 from leafbeam.train.evaluation import EvaluationSet, Validation, fit_fusion
 from leafbeam.train.fusion import fit_memory, tune_memory
@@ -208,7 +208,7 @@ def test_minutes_pay_for_baselines_preparations_and_the_last_validation(
     clock, history = WorkClock(), []
     ranked = clock.wrap(evaluation.rank_targets, lambda *_, targets_U, **__: user_s * len(targets_U))
     monkeypatch.setattr(evaluation, "rank_targets", ranked)
-    monkeypatch.setattr(trainer, "GraphTeacher", clock.wrap(trainer.GraphTeacher, lambda *_, **__: teacher_s))
+    monkeypatch.setattr(run, "MemoryTeacher", clock.wrap(run.MemoryTeacher, lambda *_, **__: teacher_s))
     batch = evaluation._Evaluator.run_batch
     monkeypatch.setattr(
         evaluation._Evaluator,
@@ -220,7 +220,7 @@ def test_minutes_pay_for_baselines_preparations_and_the_last_validation(
         history.append(stats)
         clock.now += 0.5
 
-    recipe = replace(TINY, budget=Budget(minutes=1), validations=1, validation_users=300, graph_weight=0.1)  # three batches
+    recipe = replace(TINY, budget=Budget(minutes=1), validations=1, validation_users=300, teacher_weight=0.1)  # three batches
     options = {"progress": tick, "reserved_s": reserved_s, "clock": clock}
     train(log, split, sids, recipe, tmp_path, TrainOptions(**options))
     assert history[-1].share == 1

@@ -6,7 +6,8 @@ import pytest
 from benchmarks.studies.cold_split import ColdSplit, cold_split
 from benchmarks.studies.retriever import DenseRetriever
 from benchmarks.studies.text_teacher import TeacherRecipe, TextTeacher, with_pseudo_histories
-from leafbeam.train.teacher import GraphTeacher
+from leafbeam.retrieve import ItemMemory
+from leafbeam.train.teacher import MemoryTeacher
 from tests.fixtures.logs import shop
 
 pytestmark = pytest.mark.slow
@@ -21,10 +22,8 @@ def retriever(num_items: int) -> DenseRetriever:
     return DenseRetriever(np.random.default_rng(4).standard_normal((num_items, 8)).astype(np.float32))
 
 
-def teacher_of(split: ColdSplit, recipe: TeacherRecipe, *, with_graph: bool = False) -> TextTeacher:
-    size = len(split.cold_N)
-    graph = GraphTeacher(split.train, size, num_targets=3) if with_graph else None
-    return TextTeacher(retriever(size), split.cold_items, graph, recipe)
+def teacher_of(split: ColdSplit, recipe: TeacherRecipe, others: MemoryTeacher | None = None) -> TextTeacher:
+    return TextTeacher(retriever(len(split.cold_N)), split.cold_items, others, recipe)
 
 
 def test_pseudo_histories_are_beginnings_of_training_histories_and_end_in_a_new_item(split: ColdSplit) -> None:
@@ -61,14 +60,15 @@ def test_new_items_are_drawn_as_often_as_the_retriever_expects_them(split: ColdS
     assert expected_C.max() > 2 * expected_C.min()
 
 
-def test_soft_targets_are_the_retrievers_after_a_pseudo_history_and_the_graphs_elsewhere(split: ColdSplit) -> None:
-    recipe = TeacherRecipe(soft_items=5)
-    teacher, graph = teacher_of(split, recipe, with_graph=True), GraphTeacher(split.train, len(split.cold_N), num_targets=3)
+def test_soft_targets_are_the_retrievers_after_a_pseudo_history_and_the_others_elsewhere(split: ColdSplit) -> None:
+    memory = ItemMemory.fit(np.arange(len(split.cold_N)), split.train.indptr_U1, split.train.items_E)
+    others = MemoryTeacher(memory, split.train, num_targets=3)
+    teacher = teacher_of(split, TeacherRecipe(soft_items=5), others)
     user = int(np.flatnonzero(split.train.lengths_U >= 3)[0])
     warm = split.train[user][:3]
     windows = np.stack([warm, np.append(warm[:2], split.cold_items[1])])
     items_PR, weights_PR = teacher.targets(windows)
-    expected = graph.targets(windows)
+    expected = others.targets(windows)
     assert items_PR.shape == weights_PR.shape == (6, 5)
     np.testing.assert_array_equal(items_PR[:5, :3], expected.items_PR[:5])
     np.testing.assert_array_equal(weights_PR[:5, :3], expected.weights_PR[:5])
