@@ -89,7 +89,7 @@ class TextVectors:
         return sums
 
     def nearest(self, count: int) -> "NearestTexts":
-        """Return the `count` most similar other texts of each: 2 s for 12,000 texts.
+        """Return the `count` most similar other texts of each: 3 s for 12,000 texts.
 
         Very frequent terms of large catalogs are left out: at most 50,000 texts are looked at for each, the rarest terms first.
         """
