@@ -214,7 +214,7 @@ def _draw(rows: list[Row]) -> Figure:
             points = [row for row in group if row["parameters"]["system"] == name and "p99_ms" in row["measured"]]
             xs, look = [row["parameters"]["rate"] for row in points], style(name)
             axes.plot(xs, [row["measured"]["p99_ms"] for row in points], **look)
-            average = look | {"ls": "--", "label": f"{look['label']}, average"}
+            average: dict[str, Any] = look | {"ls": "--", "label": f"{look['label']}, average"}
             axes.plot(xs, [row["measured"]["avg_ms"] for row in points], **average)
         for objective in OBJECTIVES_MS:
             axes.axhline(objective, color="#9aa19d", ls=":", lw=1)
