@@ -52,9 +52,9 @@ class SampledLevel:
         ends_P = count_P.cumsum(0)
         within_M = torch.arange(len(pair_M), device=items_P.device) - (ends_P - count_P)[pair_M]
         codes_M = self._codes_N[self._first_N[items_P][pair_M] + within_M]
-        siblings_M = (hidden_PD[pair_M] * weight_VD[codes_M]).sum(1)
+        siblings_M = (hidden_PD.index_select(0, pair_M) * weight_VD.index_select(0, codes_M)).sum(1)
         drawn_K = torch.randperm(self._num_codes, generator=draws, device=draws.device)[: self._drawn]
-        logits_PK = hidden_PD @ weight_VD[drawn_K].T + log(self._num_codes / self._drawn)
+        logits_PK = hidden_PD @ weight_VD.index_select(0, drawn_K).T + log(self._num_codes / self._drawn)
         column_V = torch.full((self._num_codes,), -1, device=items_P.device)
         column_V[drawn_K] = torch.arange(self._drawn, device=items_P.device)
         column_M = column_V[codes_M]
@@ -63,7 +63,7 @@ class SampledLevel:
         siblings_PK[pair_M[drawn_M], column_M[drawn_M]] = True
         drawn_P = logits_PK.masked_fill(siblings_PK, _NEVER).logsumexp(1)
         normaliser_P = torch.logaddexp(drawn_P, _segment_logsumexp(siblings_M, pair_M, len(items_P)))
-        return normaliser_P - (hidden_PD * weight_VD[self._code_N[items_P]]).sum(1)
+        return normaliser_P - (hidden_PD * weight_VD.index_select(0, self._code_N[items_P])).sum(1)
 
 
 def _segment_logsumexp(values_M: Tensor, segment_M: Tensor, segments: int) -> Tensor:
