@@ -113,7 +113,8 @@ def train(
     trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users, clock=clock)
     if recipe.teacher_weight:
         memory = options.memory or fit_memory(log, split.train, text_columns(log.items))
-        trainer.teacher = MemoryTeacher(memory, split.train, num_targets=recipe.teacher_items)
+        targets, texts = recipe.teacher_items, recipe.teacher_texts
+        trainer.teacher = MemoryTeacher(memory, split.train, num_targets=targets, texts=texts)
     checkpoint, writes = None if directory is None else Path(directory) / "checkpoint", parallel.rank == 0
     if checkpoint is not None and options.resume and Checkpoint.exists(checkpoint):
         trainer.resume(Checkpoint.load(checkpoint))

@@ -50,17 +50,19 @@ class MemoryTeacher:
     drop the items of the window before the position, keep the `num_targets` largest
     weight(item) = exp(sharpness * score) - 1, scaled to sum 1; none where the target is an item that was taken before
 
-    A log has one next item for each position, and the memory knows many that were as likely. It compares texts, so what it
-    teaches holds for other users too, and a model that learns from it needs no dropout (distillation: Hinton et al., 2015).
+    A log has one next item for each position, and the memory knows many that were as likely (distillation: Hinton et al.,
+    2015).
 
     Args:
         memory: A memory of `histories`, whose rows are theirs.
         histories: The histories of training.
         num_targets: The number of items of a target.
+        texts: Whether the similarity of texts counts.
     """
 
-    def __init__(self, memory: ItemMemory, histories: Histories, *, num_targets: int) -> None:
-        self._config, self._num_targets = replace(memory.config, half_life_days=None), num_targets
+    def __init__(self, memory: ItemMemory, histories: Histories, *, num_targets: int, texts: bool = True) -> None:
+        text_weight = memory.config.text_weight if texts else 0.0
+        self._config, self._num_targets = replace(memory.config, half_life_days=None, text_weight=text_weight), num_targets
         pairs = count_pairs(histories.indptr_U1, histories.items_E, memory.num_items, self._config)
         largest_N = np.zeros(memory.num_items, np.float32)
         np.maximum.at(largest_N, pairs.rows_C, np.log1p(pairs.counts_C).astype(np.float32))
@@ -69,7 +71,7 @@ class MemoryTeacher:
             items_C=pairs.items_C.astype(np.int32),
             counts_C=pairs.counts_C.astype(np.float32),
             largest_N=largest_N,
-            **memory.texts.nearest(_NUM_TEXTS)._asdict(),
+            **memory.texts.nearest(_NUM_TEXTS if texts else 1)._asdict(),
         )
         self._scratch_N = np.zeros(memory.num_items, np.float32)
         self.targets(np.zeros((1, 2), np.int32))  # compiles, which is no part of a training's minutes

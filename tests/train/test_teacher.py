@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from dataclasses import astuple
 from math import expm1, log1p
 
 import numpy as np
@@ -31,13 +30,13 @@ def histories(seed: int = 0, users: int = 30, items: int = 12) -> Histories:
 WORDS = [f"{'red' if item % 2 else 'blue'} {('shoe', 'boot', 'hat')[item % 3]} {item // 6}a" for item in range(12)]
 
 
-def memory_of(log: Histories, config: MemoryConfig | None = None, *, texts: bool = True) -> ItemMemory:
-    return ItemMemory.fit(np.arange(12), log.indptr_U1, log.items_E, texts=WORDS if texts else None, config=config)
+def memory_of(log: Histories, config: MemoryConfig | None = None) -> ItemMemory:
+    return ItemMemory.fit(np.arange(12), log.indptr_U1, log.items_E, texts=WORDS, config=config)
 
 
-def plain_targets(log: Histories, window: list[int], position: int, memory: ItemMemory) -> dict[int, float]:
+def plain_targets(log: Histories, window: list[int], position: int, memory: ItemMemory, *, texts: bool) -> dict[int, float]:
     """The weights of the items at one position, in the words of the class's pseudo-code."""
-    config, counts = memory.config, defaultdict[tuple[int, int], float](float)
+    config, words, counts = memory.config, memory.texts, defaultdict[tuple[int, int], float](float)
     for user in range(len(log)):
         row = log.items_E[log.indptr_U1[user] : log.indptr_U1[user + 1]].tolist()
         for at, item in enumerate(row):
@@ -58,8 +57,8 @@ def plain_targets(log: Histories, window: list[int], position: int, memory: Item
             if left > 1e-4:
                 scores[item] += decay * log1p(left) / (config.shrinkage + largest)
         everything = np.arange(12)
-        cosines = kernels.cosines(*astuple(memory.texts), np.array([newest]), everything)[0]
-        for item in everything[(cosines > 0) & (everything != newest)].tolist():
+        cosines = kernels.cosines(words.indptr_N1, words.terms_C, words.weights_C, np.array([newest]), everything)[0]
+        for item in everything[(cosines > 0) & (everything != newest) & texts].tolist():
             scores[item] += decay * config.text_weight * float(cosines[item])
     if target in window[:position]:
         return {}
@@ -69,15 +68,15 @@ def plain_targets(log: Histories, window: list[int], position: int, memory: Item
 @pytest.mark.parametrize(("first", "texts"), [(0, True), (3, True), (0, False)])
 def test_targets_are_the_memorys_scores_without_the_pair_to_be_predicted_and_without_seen_items(first: int, texts: bool):
     log = histories()
-    memory = memory_of(log, texts=texts)
-    teacher = MemoryTeacher(memory, log, num_targets=12)
+    memory = memory_of(log)
+    teacher = MemoryTeacher(memory, log, num_targets=12, texts=texts)
     windows = np.stack([log.items_E[start : start + 5] for start in log.indptr_U1[:-1][np.diff(log.indptr_U1) >= 5]])
     found = teacher.targets(windows, first)
     assert found.items_PR.shape == (len(windows) * (5 - first), 12)
     for number, window in enumerate(windows.tolist()):
         for position in range(first, 5):
             row = number * (5 - first) + position - first
-            expected = plain_targets(log, window, position, memory)
+            expected = plain_targets(log, window, position, memory, texts=texts)
             assert (found.weights_PR[row] > 0).sum() == len(expected)
             for item, weight in zip(found.items_PR[row].tolist(), found.weights_PR[row].tolist(), strict=True):
                 if weight > 0:
