@@ -75,7 +75,7 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_choice_of_numba(tmp_pat
 def test_kernels_run_where_no_directory_can_be_written_and_one_line_says_so(
     tmp_path: Path,
 ) -> None:
-    """As in a container with a read-only file system, whose user has no home."""
+    """A container with a read-only file system has no such directory, and its user no home."""
     (tmp_path / "file").write_text("a file where the directory should be")
     chosen = str(tmp_path / "file" / "kernels")
     stdout, stderr = run(tmp_path, NUMBA_CACHE_DIR=chosen, NUMBA_CACHE_LOCATOR_CLASSES="UserProvidedCacheLocator")

@@ -40,7 +40,7 @@ class PpvJax:
 
     @property
     def exact(self) -> bool:
-        """Whether every code is verified."""
+        """Return whether every code is verified."""
         return self.num_candidates is None
 
     def root(self, batch_size: int) -> tuple[Array, Array]:

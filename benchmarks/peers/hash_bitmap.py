@@ -101,7 +101,7 @@ def _byte(hash_n: Tensor, num_bytes: int) -> Tensor:
 
 @njit(cache=True, nogil=True)
 def _set_bits(codes_LM, byte_of_code_V, bit_of_code_V, out_bytes_W):
-    """As `mask_step` probes: each prefix of each SID, with the hashes of `mixed` and `_byte`."""
+    """Set the bits that `mask_step` probes: each prefix of each SID, with the hashes of `mixed` and `_byte`."""
     levels, size = codes_LM.shape
     last = np.int64(out_bytes_W.size - 1)
     for place in range(size):

@@ -56,7 +56,7 @@ class Ppv:
 
     @property
     def exact(self) -> bool:
-        """Whether every code is verified."""
+        """Return whether every code is verified."""
         return self.num_candidates is None
 
     @property

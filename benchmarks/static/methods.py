@@ -149,7 +149,7 @@ Builder = tuple[Callable[[], int], Callable[[], Method]]  # bytes that it will h
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Workshop:
-    """What the builders of one line-up share. held: bytes of what has been made, by name. shared: made once, for several."""
+    """The parts that the builders of a line-up share. held: bytes of what has been made, by name. shared: made once."""
 
     batch_size: int
     num_beams: int
@@ -158,7 +158,7 @@ class _Workshop:
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def once(self, name: str, nbytes: int, make: Callable[[], Any]) -> Any:
-        """What several methods read, made for the first of them."""
+        """Return a part that several methods read, made for the first."""
         if name not in self.shared:
             self.shared[name] = make()
             self.held[name] = nbytes

@@ -57,7 +57,7 @@ def _points(options: RunOptions) -> Points:
 
 
 def compared(own: Sequence[float], base: Sequence[float]) -> dict[str, float]:
-    """What a switch changes: the ratios of both averages in each round (p20, p50, p80), and in how many it was slower."""
+    """Return the ratios of both averages in each round (p20, p50, p80), and in how many rounds the switch was slower."""
     ratios = [mine / other for mine, other in zip(own, base, strict=True)]
     return spread(ratios, 1.0) | {"slower_in": sum(ratio > 1 for ratio in ratios), "rounds": len(ratios)}
 

@@ -50,7 +50,7 @@ _VLLM = VllmSettings(threads=1, passive=True, sequences=1024, batch_tokens=16_38
 
 @dataclass(frozen=True, kw_only=True)
 class _Load:
-    """What is sent. rates, peer_rates: a second, rising, to leafbeam and to vLLM. requests: of a run, at least and at most."""
+    """The requests of a run. rates, peer_rates: a second, rising, to leafbeam and to vLLM. requests: at least and at most."""
 
     beams: tuple[int, ...] = (128, 256, 512)
     arrivals: tuple[Arrivals, ...] = ("Poisson", "bursts")
@@ -121,7 +121,7 @@ def _serving(run: LoadRun, name: str, beams: int) -> Generator[Addressed]:
 
 
 def _warm(run: LoadRun, server: Addressed, name: str, beams: int) -> None:
-    """Four requests before anything is timed. Raises PeerFailure where none is answered."""
+    """Send four requests before anything is timed. Raises PeerFailure where none is answered."""
     answers = server.send(_requests(run, name, beams, np.linspace(0, 2, 4), seed=[0]))
     if not any(one.status == 200 for one in answers):
         raise PeerFailure("failed", f"HTTP {answers[0].status}: {answers[0].body.get('error')}"[:300])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from leafbeam.errors import DataError, counted, short_repr
 
-_EPOCH_S = 946_684_800  # PostgreSQL's times begin with the year 2000
+EPOCH_S = 946_684_800  # PostgreSQL's times begin with the year 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class Decoder:
             reader.take(12)  # its time and number
         elif kind == b"C":
             reader.take(9)  # flags, and where the commit is
-            event = Commit(end=reader.integer(8), at=_EPOCH_S + reader.signed(8) / 1e6)
+            event = Commit(end=reader.integer(8), at=EPOCH_S + reader.signed(8) / 1e6)
         elif kind == b"R":
             event = _relation_of(reader)
             self._relations[event.table_id] = event

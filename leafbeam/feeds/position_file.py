@@ -18,8 +18,22 @@ def save_position(path: Path, content: Mapping[str, object]) -> None:
         raise FeedError(f"cannot write the position to {path}: {error.strerror or error}") from error
 
 
-def load_position(path: Path) -> Json | None:
-    """Return what `save_position` wrote; None without a file. Raises FeedError."""
+def load_position(position: Path | Mapping[str, object], name: str) -> tuple[Json | None, str]:
+    """Return a position, None where nothing is followed yet, and where it is, for messages.
+
+    Args:
+        position: The file that `save_position` wrote; or what the catalog keeps, empty at first.
+        name: The source.
+
+    Raises:
+        FeedError: If the file is not that of a position.
+    """
+    if not isinstance(position, Path):
+        return dict(position) or None, f"what the catalog says of {name}"
+    return _content_of(position), str(position)
+
+
+def _content_of(path: Path) -> Json | None:
     try:
         content = read_json(path)
         if content.pop("format") != _FORMAT:

@@ -114,8 +114,7 @@ class PostgresFeed:
         self.name, self._publication = str(publication), publication
         self._columns, self._max_changes = columns or SourceColumns(), max_changes
         self._path = position if isinstance(position, Path) else None
-        where = str(position) if isinstance(position, Path) else f"what the catalog says of {publication}"
-        known = load_position(position) if isinstance(position, Path) else position
+        known, where = load_position(position, self.name)
         self._copy: TableCopy | None = None
         self._stream: ReplicationStream | None = None
         self._complete_until: float | None = None
@@ -125,7 +124,7 @@ class PostgresFeed:
         self._database = Database(publication)
         try:
             self._table = self._database.table(self._columns.item_id)
-            self._position = self._begin(start) if not known else self._checked(Position.of(known, where))
+            self._position = self._begin(start) if known is None else self._checked(Position.of(known, where))
             if not self._position.copied:
                 self._copy = TableCopy(publication, self._table, self._database.connection)
             self._stream = self._start()

@@ -9,12 +9,12 @@ import time
 
 from leafbeam.errors import FeedError
 from leafbeam.extras import optional_imports
+from leafbeam.feeds.pgoutput import EPOCH_S
 from leafbeam.feeds.publication import Publication, start_replication
 
 with optional_imports("leafbeam.feeds.PostgresFeed", "postgres"):
     import psycopg
 
-_EPOCH_S = 946_684_800  # PostgreSQL's times begin with the year 2000
 _STATUS_S = 10.0  # between two words to the database, which ends a connection that is silent for a minute
 _RELEASED_S = 2.0  # for a slot whose last connection has just ended
 _HEADER = 25  # bytes before a message: its kind, position, end of the log and time
@@ -107,7 +107,7 @@ class ReplicationStream:
             self._say(wants_answer=True)
 
     def _say(self, *, wants_answer: bool = False) -> None:
-        lsn, at = self._confirmed, int((time.time() - _EPOCH_S) * 1e6)
+        lsn, at = self._confirmed, int((time.time() - EPOCH_S) * 1e6)
         self._said_at = time.monotonic()
         if wants_answer and self._asked_at is None:
             self._asked_at = self._said_at

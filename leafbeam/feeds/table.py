@@ -81,12 +81,6 @@ class Position:
         save_position(path, asdict(self))
 
     @classmethod
-    def load(cls, path: Path) -> "Position | None":
-        """Return what `save` wrote; None without a file. Raises FeedError."""
-        content = load_position(path)
-        return None if content is None else cls.of(content, str(path))
-
-    @classmethod
     def of(cls, content: Json, where: str) -> "Position":
         """Return what `asdict` made, read from JSON. where: for messages. Raises FeedError."""
         try:
@@ -135,16 +129,13 @@ class TableFeed:
         self.name, self._is_at_end = table.name, False
         self._looked_at: float | None = None
         self._changes: _Differences | None = None
-        if isinstance(position, Path):
-            current = Position.load(position)
-        else:
-            current = Position.of(position, f"what the catalog says of {table.name}") if position else None
+        known, where = load_position(position, table.name)
+        current = None if known is None else Position.of(known, where)
         if current is None:
             version = None if start == "beginning" else table.newest()
             current = Position(table_id=table.table_id, columns=self._columns.all_names, version=version)
             self._save(current)
         elif current.table_id != table.table_id:
-            where = position if isinstance(position, Path) else "what the catalog has followed"
             raise FeedError(
                 f"{where} is the position of another table, not of {table.name}: give each table its own position file"
             )

@@ -88,7 +88,7 @@ class TextVectors:
                 sums[term] = sums.get(term, 0.0) + weight
         return sums
 
-    def nearest(self, count: int) -> "NearestTexts":
+    def nearest(self, count: int) -> NearestTexts:
         """Return the `count` most similar other texts of each: 3 s for 12,000 texts.
 
         Very frequent terms of large catalogs are left out: at most 50,000 texts are looked at for each, the rarest terms first.

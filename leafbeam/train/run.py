@@ -44,7 +44,8 @@ class TrainOptions:
         parallel: This one of several processes; rank 0 writes.
         baselines: Other methods by name, to compare with.
         on_baselines: Called at the start with Recall@10 of popularity and of `baselines` on the same users.
-        memory: The item memory of the training part that teaches the model; None fits one with the log's texts.
+        memory: The item memory of the training part that teaches the model; None fits one, with the log's texts
+            if they are taught.
         code_vectors: Those of `fit_sids`, at which the embeddings of the codes begin; None begins at random.
         reserved_s: The seconds that the caller needs, before or after, of a budget in minutes.
         clock: Returns seconds; it must be monotonic.
@@ -112,7 +113,8 @@ def train(
     users = log.user_ids if recipe.num_users else None
     trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users, clock=clock)
     if recipe.teacher_weight:
-        memory = options.memory or fit_memory(log, split.train, text_columns(log.items))
+        columns = text_columns(log.items) if recipe.teacher_texts else ()
+        memory = options.memory or fit_memory(log, split.train, columns)
         targets, texts = recipe.teacher_items, recipe.teacher_texts
         trainer.teacher = MemoryTeacher(memory, split.train, num_targets=targets, texts=texts)
     checkpoint, writes = None if directory is None else Path(directory) / "checkpoint", parallel.rank == 0

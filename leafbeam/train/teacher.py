@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from leafbeam.jit import njit
 from leafbeam.retrieve import ItemMemory
+from leafbeam.retrieve.text import NearestTexts
 from leafbeam.retrieve.transitions import count_pairs
 from leafbeam.train.histories import Histories
 
@@ -64,6 +65,8 @@ class MemoryTeacher:
         text_weight = memory.config.text_weight if texts else 0.0
         self._config, self._num_targets = replace(memory.config, half_life_days=None, text_weight=text_weight), num_targets
         pairs = count_pairs(histories.indptr_U1, histories.items_E, memory.num_items, self._config)
+        none = NearestTexts(np.zeros((memory.num_items, 0), np.int32), np.zeros((memory.num_items, 0), np.float32))
+        nearest = memory.texts.nearest(_NUM_TEXTS) if text_weight else none
         largest_N = np.zeros(memory.num_items, np.float32)
         np.maximum.at(largest_N, pairs.rows_C, np.log1p(pairs.counts_C).astype(np.float32))
         self._graph = _Graph(
@@ -71,7 +74,7 @@ class MemoryTeacher:
             items_C=pairs.items_C.astype(np.int32),
             counts_C=pairs.counts_C.astype(np.float32),
             largest_N=largest_N,
-            **memory.texts.nearest(_NUM_TEXTS if texts else 1)._asdict(),
+            **nearest._asdict(),
         )
         self._scratch_N = np.zeros(memory.num_items, np.float32)
         self.targets(np.zeros((1, 2), np.int32))  # compiles, which is no part of a training's minutes
@@ -142,21 +145,25 @@ def _score(items_T, graph, weights, scratch_N, touched_N):
             if item == target:
                 count -= own
             if count > 1e-4:
-                if scratch_N[item] == 0:
-                    touched_N[num_touched] = item
-                    num_touched += 1
-                scratch_N[item] += scale * np.log1p(count)
+                num_touched = _add(scratch_N, touched_N, num_touched, item, scale * np.log1p(count))
         for near in range(graph.rows_NM.shape[1]):
             item, cosine = graph.rows_NM[row, near], graph.cosines_NM[row, near]
-            if cosine <= 0 or weights.text_weight == 0:
+            if cosine <= 0:
                 break
-            if scratch_N[item] == 0:
-                touched_N[num_touched] = item
-                num_touched += 1
-            scratch_N[item] += decay * np.float32(weights.text_weight) * cosine
+            num_touched = _add(scratch_N, touched_N, num_touched, item, decay * np.float32(weights.text_weight) * cosine)
         decay *= np.float32(weights.history_decay)
     for item in items_T[:-1]:
         scratch_N[item] = 0
+    return num_touched
+
+
+@njit(cache=True, nogil=True)
+def _add(scratch_N, touched_N, num_touched, item, score):
+    """Add to the score of an item, and note an item that had none; return how many are noted."""
+    if scratch_N[item] == 0:
+        touched_N[num_touched] = item
+        num_touched += 1
+    scratch_N[item] += score
     return num_touched
 
 

@@ -224,21 +224,21 @@ class Trainer:
         predicts one item of a window, and reads the codes of one of the two, drawn by their weights.
         """
         taught = self._taught(items_BT)
-        drawn_BP = None if taught is None else taught.drawn_P.view(len(items_BT), -1)
+        drawn_BPL = None if taught is None else self._tokens_NL[taught.drawn_P.view(len(items_BT), -1)]
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            found = predict(self.model, self._tokens_NL[items_BT], self._dropout, users_B, drawn_BP, self._tokens_NL)
+            found = predict(self.model, self._tokens_NL[items_BT], self._dropout, users_B, drawn_BPL)
         items_P = items_BT[:, -found.hidden_BPLD.shape[1] :].flatten()
         logits_PV = self._logits(found.hidden_BPLD[:, :, 0].flatten(0, 1), 0)
         loss_P = full_loss(logits_PV, self._codes_NL[items_P, 0], label_smoothing=self.recipe.label_smoothing)
-        if taught is None:
-            return (loss_P + self._later_loss(found.hidden_BPLD, items_P)).mean() + found.router_loss
-        soft_P = soft_loss(logits_PV, self._codes_NL[taught.items_PR, 0], taught.weights_PR)
-        loss_P = torch.lerp(loss_P, soft_P, taught.share_P)
-        if found.drawn_BPLD is None:  # the codes that were read are those of the drawn items
-            return (loss_P + self._later_loss(found.hidden_BPLD, taught.drawn_P)).mean() + found.router_loss
-        later_P = self._later_loss(found.hidden_BPLD, items_P)
-        drawn_P = self._later_loss(found.drawn_BPLD, taught.drawn_P)
-        return (loss_P + torch.lerp(later_P, drawn_P, taught.share_P)).mean() + found.router_loss
+        read_P = items_P  # the items whose codes the model has read
+        if taught is not None:
+            soft_P = soft_loss(logits_PV, self._codes_NL[taught.items_PR, 0], taught.weights_PR)
+            loss_P = torch.lerp(loss_P, soft_P, taught.share_P)
+            read_P = items_P if found.drawn_BPLD is not None else taught.drawn_P
+        later_P = self._later_loss(found.hidden_BPLD, read_P)
+        if taught is not None and found.drawn_BPLD is not None:
+            later_P = torch.lerp(later_P, self._later_loss(found.drawn_BPLD, taught.drawn_P), taught.share_P)
+        return (loss_P + later_P).mean() + found.router_loss
 
     def _logits(self, hidden_PD: Tensor, level: int) -> Tensor:
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):

@@ -128,7 +128,7 @@ def test_the_mean_loss_is_the_cross_entropy_with_the_mixed_target(architecture: 
     def losses_of(before: list[int], item: int) -> list[float]:
         """The losses of an item's codes, from a prompt that ends in the item."""
         tokens_BTL = tokens_NL[torch.tensor([[*before, item]])]
-        hidden_LD = predict(model, tokens_BTL, draws, None, None, tokens_NL).hidden_BPLD[0, -1]
+        hidden_LD = predict(model, tokens_BTL, draws, None).hidden_BPLD[0, -1]
         return [-model.head(row_D, level).log_softmax(0)[codes[item, level]].item() for level, row_D in enumerate(hidden_LD)]
 
     positions = [4] if architecture == "encoder-decoder" else range(5)
@@ -143,6 +143,17 @@ def test_the_mean_loss_is_the_cross_entropy_with_the_mixed_target(architecture: 
         losses = [trainer.loss(torch.tensor([window])).item() for _ in range(400)]
     assert np.std(losses) > 0
     assert np.mean(losses) == pytest.approx(expected, abs=4 * float(np.std(losses)) / 20)
+
+
+def test_items_of_one_code_are_taught_too():
+    log, recipe = histories(users=100), Recipe(budget=Budget(steps=2), precision="fp32", teacher_weight=0.5)
+    vocabulary = recipe.vocabulary((12,))
+    model = new_model(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(0))
+    trainer = Trainer(model, log, np.arange(12)[:, None], recipe)
+    items, losses = torch.as_tensor(log.items_E[None, :5], dtype=torch.int64), []
+    for trainer.teacher in (None, MemoryTeacher(memory_of(log), log, num_targets=12)):
+        losses.append(trainer.loss(items).item())
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_recipe_of_before_the_teacher_has_no_teacher_weight():

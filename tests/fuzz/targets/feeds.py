@@ -1,4 +1,4 @@
-"""What feeds read of other programs: Debezium's envelopes, PostgreSQL's messages, positions of followed tables."""
+"""The content that feeds read of other programs: Debezium's envelopes, PostgreSQL's messages, positions of followed tables."""
 
 import functools
 import tempfile
