@@ -16,7 +16,7 @@ from leafbeam.cli.run import Source
 from leafbeam.errors import LeafbeamError
 from leafbeam.feeds.batch import SourceColumns
 from leafbeam.feeds.debezium import read_envelope
-from leafbeam.feeds.table import Position
+from leafbeam.feeds.position_file import load_position
 from leafbeam.ingest import Lines
 from leafbeam.json_reader import DoubledKeyError, check_keys, parse_json
 from leafbeam.model import load_model
@@ -105,7 +105,11 @@ _DOORS: dict[str, tuple[Callable[[Path, str], Any], str, str]] = {
         r"keys\[0\].scope",
     ),
     "sources": (_file("source.json", Source.load), '{"path": "a.csv", "path": "b.csv"}', "'path'"),
-    "position of a feed": (_file("position.json", Position.load), '{"format": 1, "row": 1, "row": 2}', "'row'"),
+    "position of a feed": (
+        _file("position.json", lambda path: load_position(path, "a table")),
+        '{"format": 1, "row": 1, "row": 2}',
+        "'row'",
+    ),
     "config of a model": (_file("config.json", lambda path: load_model(path.parent)), '{"a": 1, "a": 2}', "'a'"),
     "costs": (_file("costs.json", AttentionCosts.load), '{"format": 1, "format": 2}', "'format'"),
     "schema": (lambda _, text: Automaton.from_json_schema(text, BYTES), '{"type": "object", "type": "string"}', "'type'"),
