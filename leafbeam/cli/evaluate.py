@@ -3,12 +3,13 @@
 import json
 import shlex
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from leafbeam import engine, semid, train
+from leafbeam import catalog, engine, semid, train
 from leafbeam.cli.console import Bar, done, next_step, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
@@ -82,6 +83,7 @@ def evaluate(
     The baselines are popularity, nearest text and the transition graph. Lists with and without the items that a user already
     has are both reported. Every figure has its standard error, and the last line says which ranking is best and what to do.
     A second table has recall by the item's popularity and the length of the history, and how much of the catalog lists show.
+    Once `build` has evaluated the rules, a warning names each rule that allows no item of one of these popularities.
 
     With --boost, --at-most or --at-least, report instead what this policy costs in recall and what it brings, for several
     weights. The lists are ten items of the model, without those that a user already has, for 1,000 users by default. --plot
@@ -129,6 +131,28 @@ def evaluate(
     if not columns:
         console.print("The items have no text column, so there is no nearest-text baseline.")
     _finish(paths, report, policy.plot, began)
+    if all(path.exists() for path in (paths.catalog, paths.trie, paths.rules)):
+        for warning in _unreached_segments(paths, log, split):
+            console.print(warning, markup=False, soft_wrap=True)
+
+
+def _unreached_segments(paths: RunDirectory, log: "train.InteractionLog", split: "Split") -> Iterator[str]:
+    """Yield a warning for each rule of the run's catalog and each segment by popularity of which it allows no item."""
+    import numpy as np
+
+    from leafbeam.index.items import decode_ids
+    from leafbeam.train.segments import POPULARITY, split_by
+
+    interactions_N = np.bincount(split.train.items_E, minlength=log.num_items)
+    with ExitStack() as opened:
+        loaded = paths.catalog_files(verify=False).open(opened)
+        assert isinstance(loaded, catalog.Catalog)
+        for rule, allowed in loaded.rules.filters.items():
+            allowed_N = np.isin(log.item_ids, decode_ids(allowed.item_ids()))
+            for segment, members_N in split_by(interactions_N, POPULARITY):
+                if not allowed_N[members_N].any():
+                    items = counted(int(members_N.sum()), "item")
+                    yield f"Warning: the rule {rule} allows none of the {items} with {segment} training interactions."
 
 
 def _finish(paths: RunDirectory, report: "EvaluationReport", plot: Path | None, began: float) -> None:

@@ -5,7 +5,7 @@ Shapes: U users, N items, K items of a list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -74,17 +74,22 @@ def segments_of(
         least: The smallest number of each segment, ascending.
     """
     segments: list[Segment] = []
+    for name, chosen_U in split_by(values_U, least):
+        recalls: dict[str, Estimate] = {}
+        for ranking, ranking_ranks in ranks.items():
+            ranks_u = getattr(ranking_ranks, seen)[chosen_U]
+            recalls[ranking] = Estimate.from_values(((ranks_u >= 0) & (ranks_u < 10)).astype(np.float64))
+        segments.append(Segment(name=name, users=int(chosen_U.sum()), recall_10=recalls))
+    return tuple(segments)
+
+
+def split_by(values_N: NDArray[np.int64], least: Sequence[int]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Yield the name and the members of each segment that is not empty. least: the smallest number of each, ascending."""
     for low, high in pairwise([*least, None]):
         assert low is not None
-        chosen_U = (values_U >= low) & (values_U < high) if high is not None else values_U >= low
-        if chosen_U.any():
-            name = f"{low} or more" if high is None else f"{low}" if high == low + 1 else f"{low} to {high - 1}"
-            recalls: dict[str, Estimate] = {}
-            for ranking, ranking_ranks in ranks.items():
-                ranks_u = getattr(ranking_ranks, seen)[chosen_U]
-                recalls[ranking] = Estimate.from_values(((ranks_u >= 0) & (ranks_u < 10)).astype(np.float64))
-            segments.append(Segment(name=name, users=int(chosen_U.sum()), recall_10=recalls))
-    return tuple(segments)
+        chosen_N = (values_N >= low) & (values_N < high) if high is not None else values_N >= low
+        if chosen_N.any():
+            yield f"{low} or more" if high is None else f"{low}" if high == low + 1 else f"{low} to {high - 1}", chosen_N
 
 
 def plot(segments: Mapping[str, Sequence[Segment]], names: Mapping[str, str], title: str) -> Figure:

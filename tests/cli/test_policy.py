@@ -91,3 +91,21 @@ def test_what_a_policy_cannot_name_is_said(boosted: RunDirectory, words: list[st
     shown = call("evaluate", "--run", str(boosted.path), *words)
     assert shown.exit_code != 0
     assert says in " ".join(shown.output.split())
+
+
+def test_a_rule_that_leaves_a_segment_without_items_is_named(boosted: RunDirectory) -> None:
+    """The three cheap items have 20 training interactions each, the others 5."""
+    log = Source.load(boosted.source).path
+    assert log is not None
+    taken = pq.read_table(log / "interactions.parquet")
+    more = pa.table({"user_id": list(range(100, 145)), "item_id": ITEMS[:3] * 15, "timestamp": [0] * 45})
+    pq.write_table(pa.concat_tables([taken, more]), log / "interactions.parquet")
+    with boosted.rules.open("w") as rules:
+        rules.write("[rules]\ncheap = 'price < 3'\nnone = 'price < 0'\nall = 'price >= 0'\n")
+    shown = call("evaluate", "--run", str(boosted.path), "--unconstrained", "0")
+    assert shown.exit_code == 0, shown.output
+    assert [line for line in shown.output.splitlines() if line.startswith("Warning")] == [
+        "Warning: the rule cheap allows none of the 3 items with 5 to 19 training interactions.",
+        "Warning: the rule none allows none of the 3 items with 5 to 19 training interactions.",
+        "Warning: the rule none allows none of the 3 items with 20 to 99 training interactions.",
+    ]
