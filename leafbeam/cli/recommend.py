@@ -128,10 +128,12 @@ def recommend(
         )
         _recommend_table(job, table)
         return
-    gc.disable()  # imports make a million lasting objects: looking through them takes a sixth of this command
+    gc.disable()  # imports make hundreds of thousands of lasting objects, and looking through them takes long
     try:
         _recommend_history(paths, wish, device, engine.Settings(precision=precision), verify=not no_verify)
     finally:
+        gc.freeze()
+        gc.unfreeze()  # all objects are old now, so that the next collection does not begin with them
         gc.enable()
     next_step(stdout(), "leafbeam", "serve", "--run", run)
 

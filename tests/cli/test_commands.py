@@ -102,6 +102,43 @@ def test_waiting_threads_sleep_soon_unless_the_environment_says_otherwise(given:
     assert given == expected
 
 
+_ENDING = """
+import atexit, sys, threading, time
+from leafbeam.__main__ import run
+
+class Freed:
+    def __del__(self):
+        print("freed")
+
+kept = Freed()
+
+def command():
+    threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+    atexit.register(print, "atexit")
+    print("written")
+    {ending}
+
+run(command)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "lines", "message"),
+    [
+        ("sys.exit(0)", 0, ["written", "thread", "atexit"], ""),
+        ("sys.exit(2)", 2, ["written", "thread", "atexit"], ""),
+        ("sys.exit('wrong')", 1, ["written", "thread", "atexit", "freed"], "wrong"),
+        ("raise ValueError", 1, ["written", "thread", "atexit", "freed"], "ValueError"),
+    ],
+)
+def test_a_command_ends_after_its_threads_and_does_not_free_what_the_system_will(
+    ending: str, status: int, lines: list[str], message: str
+):
+    finished = subprocess.run([sys.executable, "-c", _ENDING.format(ending=ending)], capture_output=True, text=True)
+    assert (finished.returncode, finished.stdout.split()) == (status, lines)
+    assert finished.stderr.strip().rpartition("\n")[2] == message
+
+
 def test_an_id_of_the_wrong_type_is_named_beside_an_example():
     index = Trie.build([[0], [1]], codebook_sizes=[2], item_ids=[12, 7])
     assert parse_ids("12, 7", index) == [12, 7]
