@@ -25,7 +25,9 @@ from leafbeam import Trie, decode, errors, index
 from leafbeam.catalog import Catalog
 from leafbeam.catalog.rule_config import read_rules
 from leafbeam.cli.app import app
+from leafbeam.cli.demo import demo
 from leafbeam.config_file import load_config
+from leafbeam.datasets import make_shop
 from leafbeam.engine import COUNTERS, Engine, Settings
 from leafbeam.model import Vocabulary
 from leafbeam.serve import Metrics, ServerConfig
@@ -407,6 +409,23 @@ def test_the_ten_line_example_prints_what_the_readme_says() -> None:
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "README.md", "exec"), {})
     assert printed.getvalue() == output
+
+
+def test_the_request_of_the_readme_is_about_the_shop_of_the_demo() -> None:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(demo).parameters.items()}
+    shop = make_shop(num_items=defaults["items"], num_users=defaults["users"], seed=defaults["seed"])
+    items = {item["item_id"]: item for item in shop.items.to_pylist()}
+    section = README.split("## A request")[1].split("\n## ")[0]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if re.match(r"\|.*\| P\d", line)
+    ]
+    assert all(title == items[item_id]["title"] for _, item_id, title, *_ in cells)
+    request, answer = re.search(r"-d '(.*)'", section), json.loads(section.split("```json")[1].split("```")[0])
+    assert request is not None
+    assert [item_id for _, item_id, *_ in cells] == json.loads(request[1])["history"] + answer["item_ids"]
+    shown = [(float(price), int(stock)) for *_, price, stock in cells[-len(answer["item_ids"]) :]]
+    assert shown == [(items[item_id]["price"], items[item_id]["stock"]) for item_id in answer["item_ids"]]
+    assert all(price < 20 and stock > 0 for price, stock in shown)
 
 
 def test_the_public_surface_is_what_all_says() -> None:
