@@ -3,7 +3,7 @@
 The dictionaries of `cpu_trie` and the keys of `marisa` have no form here: they are Python on the host, to which JAX would only
 add a callback in each step.
 
-Shapes: B requests, K beams, F candidates a beam, V codes, M SIDs.
+Shapes: B requests, K beams, F candidates or bytes of bits a beam, V codes, M SIDs.
 """
 
 from __future__ import annotations
@@ -79,15 +79,11 @@ class HashBitmapJax:
     """The arrays of a `HashBitmap`. A state is a hash of 32 bits for each beam."""
 
     bytes_W: Array
-    byte_C: Array
-    bit_C: Array
 
     @classmethod
     def of(cls, bitmap: HashBitmap) -> HashBitmapJax:
         """Copy a bitmap to JAX's device."""
-        arrays = (one.cpu().numpy() for one in (bitmap.bytes_W, bitmap.byte_C, bitmap.bit_C))
-        bytes_W, byte_C, bit_C = map(jnp.asarray, arrays)
-        return cls(bytes_W=bytes_W, byte_C=byte_C, bit_C=bit_C)
+        return cls(bytes_W=jnp.asarray(bitmap.bytes_W.cpu().numpy()))
 
     def root(self, batch_size: int) -> Array:
         """The hash of nothing, uint32 [B, 1]."""
@@ -95,10 +91,11 @@ class HashBitmapJax:
 
     def mask_step(self, level: int, state: Array, log_p_BKV: Array) -> tuple[Array, JaxOffers]:
         """Probe the bitmap for every code of every beam."""
-        num_codes = log_p_BKV.shape[2]
-        byte_BK = (state & jnp.uint32(len(self.bytes_W) - 1)).astype(jnp.int32)
-        probed_BKV = _at(self.bytes_W, byte_BK[:, :, None] ^ self.byte_C[:num_codes])
-        allowed_BKV = (probed_BKV & self.bit_C[:num_codes]) != 0
+        requests, beams, num_codes = log_p_BKV.shape
+        byte_BKF = (state[:, :, None] + jnp.arange(-(-num_codes // 8), dtype=jnp.uint32)) & jnp.uint32(len(self.bytes_W) - 1)
+        probed_BKF = _at(self.bytes_W, byte_BKF.astype(jnp.int32))[..., None]
+        bit_8 = jnp.left_shift(jnp.uint8(1), jnp.arange(8, dtype=jnp.uint8))
+        allowed_BKV = (probed_BKF & bit_8).reshape(requests, beams, -1)[:, :, :num_codes] != 0
         return state, JaxOffers(log_p_BKF=jnp.where(allowed_BKV, log_p_BKV, -jnp.inf))
 
     def advance(self, level: int, pending: Array, best: JaxSelection) -> Array:
