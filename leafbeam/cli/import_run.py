@@ -13,6 +13,7 @@ from leafbeam.cli.console import done, show_types, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
     Format,
+    Incomplete,
     Order,
     RunOption,
     TimeUnit,
@@ -125,6 +126,16 @@ class LogOptions:
     time_unit: Annotated[
         TimeUnit, option("--time-unit", "The unit of times that are written as numbers.", LOG, metavar="s|ms|us|ns")
     ] = "s"
+    incomplete: Annotated[
+        Incomplete,
+        option(
+            "--incomplete",
+            "Refuse interactions without a user, an item or a time, and name their lines (refuse), or leave them out and count "
+            "them (drop).",
+            LOG,
+            metavar="refuse|drop",
+        ),
+    ] = "refuse"
     order: Annotated[
         Order,
         option(
@@ -146,6 +157,7 @@ class LogOptions:
             item_column=codes.item_column,
             time_column=self.time_column,
             time_unit=self.time_unit,
+            incomplete=self.incomplete,
             order=self.order,
             text_ids=codes.text_ids,
             delimiter=form.delimiter,

@@ -59,7 +59,7 @@ def init(run: RunOption = DEFAULT_RUN) -> None:
         console.print(f"   columns: {', '.join(listed.names)}", style="dim", soft_wrap=True, markup=False)
         own = item if item in listed.names else listed.first_of(_ITEMS) or listed.names[0]
         source = replace(source, id_column=own, items_delimiter=listed.delimiter)
-    log = source.read()
+    source, log = _read(source)
 
     words = semid.text_columns(log.items)
     if items is not None and words:
@@ -148,6 +148,19 @@ def _columns(head: _Head) -> tuple[str, str, str | None]:
             stdout().print(f"   {error}", style="red", markup=False, soft_wrap=True)
             continue
         return user, item, time[0] if time else None
+
+
+def _read(source: Source) -> "tuple[Source, train.InteractionLog]":
+    """Read the log, and ask whether rows without a user, an item or a time are left out, if there are any."""
+    with_gaps = replace(source, incomplete="drop")
+    log = with_gaps.read()
+    count = log.report.incomplete_rows_dropped
+    if not count:
+        return source, log
+    rows = counted(count, "row lacks", "rows lack")
+    if not typer.confirm(f"   {rows} a user, an item or a time. Leave out such rows?", default=True):
+        source.read()  # names the lines
+    return with_gaps, log
 
 
 def _rules_of(text: str, log: "train.InteractionLog") -> dict[str, object]:

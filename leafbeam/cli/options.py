@@ -16,6 +16,7 @@ from leafbeam.precision import Precision
 
 N = TypeVar("N", int, float)
 Format = Literal["tables", "amazon", "movielens", "cornac"]
+Incomplete = Literal["refuse", "drop"]
 Order = Literal["time", "file"]
 SplitBy = Literal["user", "time"]
 TimeUnit = Literal["s", "ms", "us", "ns"]

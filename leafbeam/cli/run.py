@@ -13,7 +13,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 from leafbeam import engine, ingest, semid, tables, train
-from leafbeam.cli.options import Format, Order, SplitBy, TimeUnit
+from leafbeam.cli.options import Format, Incomplete, Order, SplitBy, TimeUnit
 from leafbeam.errors import ArgumentError, CheckpointError, DataError, check_choice
 from leafbeam.files import read_json, read_text, write_json
 
@@ -55,6 +55,7 @@ class Source:
     id_column: str | None = None
     text_columns: tuple[str, ...] | None = None
     time_unit: TimeUnit = "s"
+    incomplete: Incomplete = "refuse"
     order: Order = "time"
     text_ids: bool = False
     delimiter: str = ","
@@ -74,7 +75,7 @@ class Source:
             return
         if self.items is not None and self.kind == "movielens":
             raise ArgumentError("--items works only with --format tables or amazon; MovieLens has movies.csv in its directory")
-        for name in (*_COLUMNS, "time_unit", "order", "text_ids", "delimiter", "items_delimiter", "encoding"):
+        for name in (*_COLUMNS, "time_unit", "incomplete", "order", "text_ids", "delimiter", "items_delimiter", "encoding"):
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ArgumentError(f"{flag} needs --format tables; {self.kind} has columns and units of its own")
@@ -131,7 +132,13 @@ class Source:
                 timestamp=self.time_column,
                 item_of_items=self.id_column or self.item_column,
             ),
-            rules=train.LogRules(time_unit=self.time_unit, order=self.order, k_core=self.k_core, text_ids=self.text_ids),
+            rules=train.LogRules(
+                time_unit=self.time_unit,
+                incomplete=self.incomplete,
+                order=self.order,
+                k_core=self.k_core,
+                text_ids=self.text_ids,
+            ),
             form=tables.CsvFormat(delimiter=self.delimiter, encoding=self.encoding),
             items_form=tables.CsvFormat(delimiter=self.items_delimiter or self.delimiter, encoding=self.encoding),
             headerless=self.kind == "cornac",

@@ -12,6 +12,7 @@ from leafbeam.cli.console import Bar, done, next_step, show_types, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
     Format,
+    Incomplete,
     Order,
     RunOption,
     SplitBy,
@@ -32,6 +33,7 @@ TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
 # The counts of the log's report that are shown if they are not 0, each with its noun in the singular.
 IRREGULAR = {
+    "incomplete_rows_dropped": "incomplete row dropped",
     "duplicates_dropped": "duplicate dropped",
     "unlisted_items": "unlisted item",
     "core_rows_dropped": "core row dropped",
@@ -58,6 +60,17 @@ class TableOptions:
     time_unit: Annotated[
         TimeUnit | None,
         option("--time-unit", "The unit of times that are written as numbers.", TABLES, default="s", metavar="s|ms|us|ns"),
+    ] = None
+    incomplete: Annotated[
+        Incomplete | None,
+        option(
+            "--incomplete",
+            "Refuse interactions without a user, an item or a time, and name their lines (refuse), or leave them out and count "
+            "them (drop).",
+            TABLES,
+            default="refuse",
+            metavar="refuse|drop",
+        ),
     ] = None
     order: Annotated[
         Order | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.tables.arrays import read_array
-    from leafbeam.tables.columns import TimeUnit, column, nanoseconds
+    from leafbeam.tables.columns import TimeUnit, column, complete_rows, nanoseconds
     from leafbeam.tables.csv_rows import CsvFormat
     from leafbeam.tables.histories import rows_of_lists
     from leafbeam.tables.ids import Ids, read_ids, same_type
@@ -22,6 +22,7 @@ __all__ = [
     "SourceTable",
     "TimeUnit",
     "column",
+    "complete_rows",
     "describe",
     "listed",
     "nanoseconds",

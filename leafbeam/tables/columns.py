@@ -4,6 +4,7 @@
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Literal
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError, counted, short_repr
+from leafbeam.ids import BLANKS
 from leafbeam.tables.cells import are_written
 from leafbeam.tables.table import SourceTable, listed, type_name
 
@@ -49,8 +51,36 @@ def column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
         raise DataError(_missing(source, name, role))
     values = source.table[name]
     if values.null_count:
-        source.refuse(name, "empty", values.is_null(), "fill or remove these rows")
+        fix = "fill or remove these rows"
+        if role in ("user", "item", "timestamp"):
+            fix += ", or leave them out with --incomplete drop (incomplete='drop')"
+        source.refuse(name, "empty", values.is_null(), fix)
     return values
+
+
+def complete_rows(source: SourceTable, names: Sequence[str]) -> SourceTable:
+    """Return the rows that have a value in each of these columns; text of blanks alone is not a value.
+
+    Raises:
+        DataError: If there is no such row.
+    """
+    complete_E = np.ones(len(source.table), np.bool_)
+    for name in names:
+        complete_E &= ~np.asarray(_are_empty(source.table[name]))
+    if complete_E.all():
+        return source
+    if not complete_E.any():
+        raise DataError(f"{source.source}: no row has a value in each of the columns {listed(map(repr, names))}")
+    return source.take(np.flatnonzero(complete_E))
+
+
+def _are_empty(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Mark nulls, and text that is empty or blank."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return values.is_null()
+    return pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim(values, BLANKS)), 0), True)
 
 
 def _missing(source: SourceTable, name: str, role: str) -> str:

@@ -24,6 +24,7 @@ from leafbeam.tables import (
     Ids,
     SourceTable,
     TimeUnit,
+    complete_rows,
     listed,
     nanoseconds,
     read_ids,
@@ -36,11 +37,19 @@ from leafbeam.tables.reader import SUFFIXES, find_table
 from leafbeam.train.histories import Histories
 
 Duplicates = Literal["drop", "keep"]
+Incomplete = Literal["refuse", "drop"]
 Order = Literal["time", "file"]
 Unlisted = Literal["keep", "drop", "refuse"]
 _YEAR_1980 = 315_532_800 * 10**9  # in nanoseconds
 Unseen = Literal["keep", "drop"]
-_CHOICES = {"time_unit": TimeUnit, "duplicates": Duplicates, "order": Order, "unlisted": Unlisted, "unseen": Unseen}
+_CHOICES = {
+    "time_unit": TimeUnit,
+    "duplicates": Duplicates,
+    "incomplete": Incomplete,
+    "order": Order,
+    "unlisted": Unlisted,
+    "unseen": Unseen,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +59,7 @@ class LogRules:
     Args:
         time_unit: The unit of times that are numbers.
         duplicates: "drop" counts rows with the same user, item and time as one interaction; "keep" keeps all of them.
+        incomplete: "refuse" raises for rows without a user, an item or a time; "drop" drops them.
         order: "file" keeps the file's order altogether and needs no column of times: without one, a row's number is its time.
         unlisted: "keep" adds an item that the item table lacks, with null attributes; "drop" drops its rows; "refuse" raises.
         unseen: "keep" keeps an item without interactions; "drop" drops it.
@@ -63,6 +73,7 @@ class LogRules:
 
     time_unit: TimeUnit = "s"
     duplicates: Duplicates = "drop"
+    incomplete: Incomplete = "refuse"
     order: Order = "time"
     unlisted: Unlisted = "keep"
     unseen: Unseen = "keep"
@@ -110,6 +121,7 @@ class LogReport:
     """
 
     rows_read: int
+    incomplete_rows_dropped: int
     duplicates_dropped: int
     unlisted_items: int
     unlisted_rows_dropped: int
@@ -278,7 +290,7 @@ def log_from_tables(
     columns, rules = columns or Columns(), rules or LogRules()
     if not isinstance(interactions, SourceTable):
         interactions = SourceTable(table=interactions, source="the table of interactions")
-    interactions = rows_of_lists(interactions, columns.item, columns.timestamp, in_order=rules.order == "file")
+    interactions, num_incomplete = _single_rows(interactions, columns, rules)
     users, times_E, has_times = _users_and_times(interactions, columns, rules)
     future_E = times_E > time.time() * 1e9
     early_E = times_E < _YEAR_1980 if has_times else np.zeros(len(users), np.bool_)
@@ -301,6 +313,8 @@ def log_from_tables(
     counts_U = counts_U[counts_U > 0]
     report = LogReport(
         **counts,
+        rows_read=len(users) + num_incomplete,
+        incomplete_rows_dropped=num_incomplete,
         unlisted_items=len(new_ids),
         unseen_items=int((~seen_N).sum()),
         unseen_items_dropped=int((~keep_N).sum()),
@@ -321,6 +335,18 @@ def log_from_tables(
         items=table,
         report=report,
     )
+
+
+def _single_rows(source: SourceTable, columns: Columns, rules: LogRules) -> tuple[SourceTable, int]:
+    """Return a row for each interaction, and how many rows were left out because they are incomplete."""
+    in_order = rules.order == "file"
+    if rules.incomplete == "refuse":
+        return rows_of_lists(source, columns.item, columns.timestamp, in_order=in_order), 0
+    names = [name for name in (columns.user, columns.item, columns.timestamp) if name in source.table.column_names]
+    with_lists = complete_rows(source, names)
+    single = rows_of_lists(with_lists, columns.item, columns.timestamp, in_order=in_order)
+    complete = complete_rows(single, names)  # lists may hold nulls too
+    return complete, len(source.table) - len(with_lists.table) + len(single.table) - len(complete.table)
 
 
 def _users_and_times(interactions: SourceTable, columns: Columns, rules: LogRules) -> tuple[Ids, NDArray[np.int64], bool]:
@@ -376,7 +402,6 @@ class _Rows(NamedTuple):
         rows = rows.at(first_E)
         core_E = _core(rows.users_E, rows.items_E, rules.k_core)
         counts = {
-            "rows_read": len(listed_E),
             "duplicates_dropped": int((~first_E).sum()),
             "unlisted_rows_dropped": int((~listed_E).sum()),
             "core_rows_dropped": int((~core_E).sum()),

@@ -78,6 +78,21 @@ def test_names_of_columns_may_have_blanks_and_are_offered_by_their_words(tmp_pat
     assert source.id_column == "Product No"
 
 
+def test_rows_with_gaps_are_left_out_only_after_a_question(tmp_path: Path) -> None:
+    rows = "".join(f"{'' if n == 5 else n % 4},{n % 6},{10 + n}\n" for n in range(40))
+    (tmp_path / "log.csv").write_text(f"user_id,item_id,timestamp\n{rows}")
+    refused = call("init", "--run", tmp_path / "none", stdin=answers(tmp_path / "log.csv", "", "", "n"))
+    assert refused.exit_code == 2
+    assert "column 'user_id': empty in line 7" in flat(refused.stderr)
+    assert not (tmp_path / "none").exists()
+    run = tmp_path / "run"
+    shown = flat(succeed("init", "--run", run, stdin=answers(tmp_path / "log.csv", "", "", "", "")))
+    assert "1 row lacks a user, an item or a time. Leave out such rows? [Y/n]" in shown
+    assert "39 interactions" in shown
+    assert Source.load(run / "source.json").incomplete == "drop"
+    assert "1 incomplete row dropped" in flat(succeed("fit-sids", "--run", run, "--codebooks", "4,4"))
+
+
 def test_a_log_alone_suffices(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user_id\titem_id\ttimestamp\n1\t7\t10\n1\t8\t11\n2\t7\t12\n")
     run = tmp_path / "run"

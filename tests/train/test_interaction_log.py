@@ -267,6 +267,51 @@ def test_a_bad_table_is_a_named_error(case):
         log_from_tables(pa.table(columns))
 
 
+GAPS = {
+    "nulls": {"user_id": ["a", None, "a", "b", "b"], "item_id": ["x", "y", "z", None, "y"], "timestamp": [1, 2, 3, 4, 5]},
+    "blank text": {"user_id": ["a", " ", "a", "b", "b"], "item_id": ["x", "y", "z", "", "y"], "timestamp": [1, 2, 3, 4, 5]},
+    "times": {"user_id": ["a", "a", "a", "b", "b"], "item_id": ["x", "y", "z", "x", "y"], "timestamp": [1, None, 3, None, 5]},
+    "dictionaries": {
+        "user_id": pa.array(["a", None, "a", "b", "b"]).dictionary_encode(),
+        "item_id": pa.array(["x", "y", "z", "", "y"]).dictionary_encode(),
+        "timestamp": ["1", "2", "3", "4", "5"],
+    },
+}
+
+
+@pytest.mark.parametrize("case", GAPS)
+def test_rows_without_a_user_an_item_or_a_time_are_left_out_and_counted(case):
+    table = pa.table(GAPS[case])
+    with pytest.raises(DataError, match=r"row 2.*--incomplete drop"):
+        log_from_tables(pa.table(GAPS["nulls"]))
+    log = log_from_tables(table, rules=LogRules(incomplete="drop"))
+    whole = log_from_tables(table.take([0, 2, 4]))
+    assert log.items.equals(whole.items)
+    assert log.user_ids.tolist() == whole.user_ids.tolist()
+    assert log.histories.items_E.tolist() == whole.histories.items_E.tolist()
+    assert log.histories.times_E.tolist() == whole.histories.times_E.tolist()
+    assert (log.report.rows_read, log.report.incomplete_rows_dropped, log.report.interactions) == (5, 2, 3)
+    assert whole.report.incomplete_rows_dropped == 0
+
+
+def test_gaps_in_lists_and_lists_that_are_missing_are_left_out():
+    table = pa.table({"user_id": ["a", "b", None, "c"], "item_id": [["x", None, "y"], None, ["x"], ["y"]]})
+    log = log_from_tables(table, rules=LogRules(order="file", incomplete="drop"))
+    assert [log.history_of(user) for user in ("a", "c")] == [["x", "y"], ["y"]]
+    assert (log.report.incomplete_rows_dropped, log.report.interactions) == (3, 3)
+
+
+def test_a_row_that_is_wrong_after_one_that_is_left_out_is_named_by_its_own_line(tmp_path):
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\na,x,1\n,y,2\nb,z,tomorrow\n")
+    with pytest.raises(DataError, match="not a time in line 4"):
+        load_log(tmp_path, rules=LogRules(incomplete="drop"))
+
+
+def test_a_table_of_incomplete_rows_alone_is_an_error():
+    with pytest.raises(DataError, match="no row has a value in each of the columns 'user_id', 'item_id', 'timestamp'"):
+        log_from_tables(pa.table({**ROWS, "item_id": [None] * 6}), rules=LogRules(incomplete="drop"))
+
+
 def test_an_item_listed_twice_is_an_error_that_names_both_rows():
     items = pa.table({"item_id": ["x", "y", "x"]})
     with pytest.raises(DataError, match="'x' in row 1 and row 3"):
