@@ -144,7 +144,11 @@ def _collect_above(search, ranges, row, chunks, min_logit, space):
             codes[size] = chunk * CHUNK + np.int64(trailing_zeros(above))
             above &= above - np.uint64(1)
             size += 1
-    find_codes(search.levels[0], begin, end, codes[:size], indices)
+    if search.levels[0].layout != COLUMN and end - begin == row.size:  # every code is a child: its place is known
+        for child in range(size):
+            indices[child] = begin + codes[child]
+    else:
+        find_codes(search.levels[0], begin, end, codes[:size], indices)
     every, kept = ranges.alive == ranges.hi - ranges.lo, 0
     for child in range(size):
         code, index = codes[child], indices[child]
@@ -414,9 +418,9 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, boosts,
             reads_row = full  # or every code is legal, so that both scorings read the same logits
             if not full and ranges.alive == ranges.hi - ranges.lo and ranges.lo_1 >= ranges.hi_1:
                 reads_row = has_every_code(level, ranges.lo, ranges.hi, row.size)
+            if k + 1 < num_rows and level.layout != LISTING:
+                _prefetch_codes(level, lo_SBK[0, b, k + 1], hi_SBK[0, b, k + 1])
             if reads_row:
-                if k + 1 < num_rows and level.layout != LISTING:
-                    _prefetch_codes(level, lo_SBK[0, b, k + 1], hi_SBK[0, b, k + 1])
                 top, lse = log_sum_exp(row, chunks)
             elif is_forced:
                 top, lse = _sole_logit(level, ranges.lo, row)
