@@ -6,7 +6,8 @@ if TYPE_CHECKING:
     from leafbeam.train.checkpoint import Checkpoint
     from leafbeam.train.evaluation import EvaluationConfig, EvaluationSet, Part, evaluate
     from leafbeam.train.histories import Histories
-    from leafbeam.train.interaction_log import Columns, InteractionLog, LogReport, LogRules, load_log, log_from_tables
+    from leafbeam.train.interaction_log import InteractionLog, load_log, log_from_tables
+    from leafbeam.train.log_rules import Columns, LogReport, LogRules
     from leafbeam.train.metrics import Ranking, RankingMetrics
     from leafbeam.train.parallel import DataParallel
     from leafbeam.train.public_logs import load_amazon, load_movielens

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from leafbeam.errors import DataError, counted
 from leafbeam.tables import SourceTable, TimeUnit, column, read_table
-from leafbeam.train.interaction_log import Columns, InteractionLog, LogRules, log_from_tables
+from leafbeam.train.interaction_log import InteractionLog, log_from_tables
+from leafbeam.train.log_rules import Columns, LogRules
 
 
 class _Format(NamedTuple):
