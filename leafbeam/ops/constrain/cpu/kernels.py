@@ -129,6 +129,29 @@ def _score(beam, logit, threshold):
 
 
 @njit(nogil=True, _nrt=False)
+def _least_logit(beam, threshold):
+    """Return a logit below which no child of a row beats the threshold; others are compared by their scores."""
+    least = threshold - beam.score + beam.lse
+    return least - np.float32(1e-5) * (abs(threshold) + abs(beam.score) + abs(beam.lse))
+
+
+@njit(nogil=True, _nrt=False)
+def _keep_above(child_logits, chunks, min_logit, space):
+    """Keep the collected children with a logit of at least `min_logit` in space[0]; returns how many."""
+    kept = 0
+    for chunk in range((child_logits.size + CHUNK - 1) // CHUNK):
+        if chunks[chunk] < min_logit:
+            continue
+        above = codes_above(child_logits, chunk * CHUNK, min_logit)
+        while above != np.uint64(0):
+            child = chunk * CHUNK + np.int64(trailing_zeros(above))
+            above &= above - np.uint64(1)
+            space[0, 0, kept], space[0, 1, kept] = space[0, 0, child], space[0, 1, child]
+            kept += 1
+    return kept
+
+
+@njit(nogil=True, _nrt=False)
 def _collect_above(search, ranges, row, chunks, min_logit, space):
     """Write (codes, indices) of the legal children with a logit of at least `min_logit` to space[0]; returns how many."""
     begin, end = children_bounds(search.levels[0], ranges.lo, ranges.hi)
@@ -201,9 +224,7 @@ def _scan_row(search, ranges, row, beam, chunks, scratch, space, count, threshol
             if count >= num_beams:  # K children beat the guess: no other can be among the best
                 return True, count, threshold
         return False, 0, neg_inf
-    # The bound may let a chunk too many through; the scan compares scores exactly.
-    min_logit = threshold - beam.score + beam.lse
-    min_logit -= np.float32(1e-5) * (abs(threshold) + abs(beam.score) + abs(beam.lse))
+    min_logit = _least_logit(beam, threshold)
     if _scan_pays(row, chunks, min_logit, end - begin, alive, hi - lo):
         size = _collect_above(search, ranges, row, chunks, min_logit, space)
         count, threshold = offer_children(search, ranges, row, beam, space[0, :, :size], count, threshold)
@@ -445,6 +466,8 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, boosts,
                 if is_done:
                     continue
                 size = _collect_row(levels, search.allowed, ranges, space)
+            elif threshold > neg_inf:
+                size = _keep_above(child_logits[:size], chunks, _least_logit(beam, threshold), space)
             count, threshold = offer_children(search, ranges, row, beam, space[0, :, :size], count, threshold)
         _write_best(search, count, lo_SBK, hi_SBK, b, best)
     return -1
