@@ -83,7 +83,7 @@ class ItemPositions:
         self, body: Decoder, vectors_BTD: Tensor, dropout: Dropout, branches_BPMD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states (B, T, D) after each token from which the next one is predicted, zeros before these; and
-        those after the codes of `branches_BPMD`, (B, P x M, D).
+        those after the codes of `branches_BPMD`, (B, P x M, D), which may be of fewer, the last items.
 
         Branches are the codes of one more item after each history, which nothing else sees (see `Transformer.forward`).
         """
@@ -93,19 +93,20 @@ class ItemPositions:
         num_items, (num_predicted, num_codes) = items_BND.shape[1], codes_BPMD.shape[1:3]
         groups = [codes_BPMD] if branches_BPMD is None else [codes_BPMD, branches_BPMD]
         # The newest item that a row sees; its level, -1 of an item; and which item it is a code of.
+        counts = [codes.shape[1] for codes in groups]  # branches may be those of the last items alone
         newest_P, level_M = torch.arange(first, num_items, device=device), torch.arange(num_codes, device=device)
-        newest_X, level_X = newest_P.repeat_interleave(num_codes), level_M.repeat(num_predicted)
-        newest_R = torch.cat((torch.arange(num_items, device=device), newest_X.repeat(len(groups))))
-        level_R = torch.cat((newest_R.new_full((num_items,), -1), level_X.repeat(len(groups))))
-        group_R = torch.arange(len(groups), device=device).repeat_interleave(len(newest_X))
-        group_R = torch.cat((newest_R.new_full((num_items,), -1), group_R))
+        newest_X = torch.cat([newest_P[num_predicted - count :] for count in counts]).repeat_interleave(num_codes)
+        newest_R = torch.cat((torch.arange(num_items, device=device), newest_X))
+        level_R = torch.cat((newest_R.new_full((num_items,), -1), level_M.repeat(sum(counts))))
+        groups_X = [newest_R.new_full((count * num_codes,), number) for number, count in enumerate(counts)]
+        group_R = torch.cat((newest_R.new_full((num_items,), -1), *groups_X))
         is_same_RR = (newest_R[:, None] == newest_R) & (group_R[:, None] == group_R)
         is_newer_RR = newest_R[:, None] >= newest_R
         visible_RR = torch.where(level_R < 0, is_newer_RR, is_same_RR & (level_R[:, None] >= level_R))
         attend = partial(causal, visible_TT=visible_RR)
         rows_BRD = torch.cat((items_BND, *(codes.flatten(1, 2) for codes in groups)), 1)
         hidden_BRD = body(rows_BRD, newest_R + 1 + level_R, attend, dropout)
-        codes_BXD, branches_BXD = hidden_BRD[:, num_items:].split((len(newest_X), (len(groups) - 1) * len(newest_X)), 1)
+        codes_BXD, branches_BXD = hidden_BRD[:, num_items:].tensor_split((num_predicted * num_codes,), 1)
         codes_BPMD = codes_BXD.unflatten(1, (num_predicted, num_codes))
         predicted_BPLD = torch.cat((hidden_BRD[:, first:num_items, None], codes_BPMD), 2)
         predicted_BTD = predicted_BPLD.flatten(1, 2)[:, : vectors_BTD.shape[1] - self.num_before + 1]

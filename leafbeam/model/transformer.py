@@ -137,14 +137,16 @@ class Transformer(SidModel[ModelConfig]):
         return hidden_BTD.masked_fill((positions_T >= lengths_B.to(tokens_BT.device)[:, None])[..., None], 0)
 
     def _forward_branches(self, tokens_BT: Tensor, branches_BPM: Tensor, drop: Dropout) -> Tensor:
-        vectors_BTD, branches_BPMD = self.model.embed(tokens_BT), self.model.embed(branches_BPM)
+        num_tokens = tokens_BT.shape[1]
+        vectors_BRD = self.model.embed(torch.cat((tokens_BT, branches_BPM.flatten(1)), 1))  # one gradient of the matrix
         if self._items is not None:
+            vectors_BTD, branches_BXD = vectors_BRD.tensor_split((num_tokens,), 1)
+            branches_BPMD = branches_BXD.unflatten(1, branches_BPM.shape[1:])
             return torch.cat(self._items.run(self.model, vectors_BTD, drop, branches_BPMD), 1)
         if self.config.local_layers or self.config.attention_cap:
             raise ArgumentError("a model with windows or a cap of attention reads no branches: train it with teacher_weight=0")
-        position_R, visible_RR = _branch_rows(tokens_BT.shape[1], branches_BPM)
-        rows_BRD = torch.cat((vectors_BTD, branches_BPMD.flatten(1, 2)), 1)
-        return self.model(rows_BRD, position_R, partial(causal, visible_TT=visible_RR), drop)
+        position_R, visible_RR = _branch_rows(num_tokens, branches_BPM)
+        return self.model(vectors_BRD, position_R, partial(causal, visible_TT=visible_RR), drop)
 
     @property
     def takes_workspace(self) -> bool:

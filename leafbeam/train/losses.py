@@ -14,15 +14,14 @@ from torch import Tensor
 _NEVER = -1e9
 
 
-def full_loss(logits_PV: Tensor, codes_P: Tensor, *, label_smoothing: float) -> Tensor:
-    """Return the cross-entropy (P,) over all codes of a level, in nats."""
-    logit_P = torch.lerp(logits_PV.gather(1, codes_P[:, None])[:, 0], logits_PV.mean(1), label_smoothing)
-    return logits_PV.logsumexp(1) - logit_P
+def full_loss(log_p_PV: Tensor, codes_P: Tensor, *, label_smoothing: float) -> Tensor:
+    """Return the cross-entropy (..., P) in nats, from the log-probabilities (..., P, V) of all codes of a level."""
+    return -torch.lerp(log_p_PV.gather(-1, codes_P[..., None])[..., 0], log_p_PV.mean(-1), label_smoothing)
 
 
-def soft_loss(logits_PV: Tensor, codes_PR: Tensor, weights_PR: Tensor) -> Tensor:
-    """Return the cross-entropy (P,) with soft targets of sum 1, over all codes of a level, in nats."""
-    return logits_PV.logsumexp(1) - (logits_PV.gather(1, codes_PR) * weights_PR).sum(1)
+def soft_loss(log_p_PV: Tensor, codes_PR: Tensor, weights_PR: Tensor) -> Tensor:
+    """Return the cross-entropy (..., P) with soft targets in nats, from the log-probabilities of all codes of a level."""
+    return -(log_p_PV.gather(-1, codes_PR) * weights_PR).sum(-1)
 
 
 class SampledLevel:
@@ -42,28 +41,26 @@ class SampledLevel:
         starts = np.cumsum(counts) - counts
         self._codes_N = torch.from_numpy(codes_NL[order_N, -1]).to(device)  # of the items, by prefix
         self._first_N, self._count_N = (torch.from_numpy(x[prefix_N]).to(device) for x in (starts, counts))
-        self._code_N = torch.from_numpy(codes_NL[:, -1].copy()).to(device)
+        self._rank_N = torch.from_numpy(np.argsort(order_N)).to(device) - self._first_N  # of an item among its siblings
         self._num_codes, self._drawn = num_codes, min(drawn, num_codes)
 
     def loss(self, hidden_PD: Tensor, weight_VD: Tensor, items_P: Tensor, draws: torch.Generator) -> Tensor:
         """Return the loss (P,) of each item's code in nats; `draws` makes the sample, one for all items."""
-        count_P = self._count_N[items_P]
-        pair_M = torch.repeat_interleave(torch.arange(len(items_P), device=items_P.device), count_P)
-        ends_P = count_P.cumsum(0)
-        within_M = torch.arange(len(pair_M), device=items_P.device) - (ends_P - count_P)[pair_M]
-        codes_M = self._codes_N[self._first_N[items_P][pair_M] + within_M]
+        count_P, device = self._count_N[items_P], items_P.device
+        start_P = count_P.cumsum(0) - count_P  # of an item's siblings among the pairs
+        pair_M = torch.repeat_interleave(count_P)
+        codes_M = self._codes_N[(self._first_N[items_P] - start_P)[pair_M] + torch.arange(len(pair_M), device=device)]
         siblings_M = (hidden_PD.index_select(0, pair_M) * weight_VD.index_select(0, codes_M)).sum(1)
         drawn_K = torch.randperm(self._num_codes, generator=draws, device=draws.device)[: self._drawn]
-        logits_PK = hidden_PD @ weight_VD.index_select(0, drawn_K).T + log(self._num_codes / self._drawn)
-        column_V = torch.full((self._num_codes,), -1, device=items_P.device)
-        column_V[drawn_K] = torch.arange(self._drawn, device=items_P.device)
+        column_V = torch.full((self._num_codes,), -1, device=device)
+        column_V[drawn_K] = torch.arange(self._drawn, device=device)
         column_M = column_V[codes_M]
         drawn_M = column_M >= 0
-        siblings_PK = torch.zeros(logits_PK.shape, dtype=torch.bool, device=items_P.device)
-        siblings_PK[pair_M[drawn_M], column_M[drawn_M]] = True
-        drawn_P = logits_PK.masked_fill(siblings_PK, _NEVER).logsumexp(1)
+        logits_PK = (hidden_PD @ weight_VD.index_select(0, drawn_K).T).float()
+        logits_PK[pair_M[drawn_M], column_M[drawn_M]] = _NEVER
+        drawn_P = logits_PK.logsumexp(1) + log(self._num_codes / self._drawn)
         normaliser_P = torch.logaddexp(drawn_P, _segment_logsumexp(siblings_M, pair_M, len(items_P)))
-        return normaliser_P - (hidden_PD * weight_VD.index_select(0, self._code_N[items_P])).sum(1)
+        return normaliser_P - siblings_M[start_P + self._rank_N[items_P]]
 
 
 def _segment_logsumexp(values_M: Tensor, segment_M: Tensor, segments: int) -> Tensor:

@@ -67,13 +67,15 @@ class MemoryTeacher:
         pairs = count_pairs(histories.indptr_U1, histories.items_E, memory.num_items, self._config)
         none = NearestTexts(np.zeros((memory.num_items, 0), np.int32), np.zeros((memory.num_items, 0), np.float32))
         nearest = memory.texts.nearest(_NUM_TEXTS) if text_weight else none
-        largest_N = np.zeros(memory.num_items, np.float32)
-        np.maximum.at(largest_N, pairs.rows_C, np.log1p(pairs.counts_C).astype(np.float32))
+        largest_N, logs_C = np.zeros(memory.num_items, np.float32), np.log1p(pairs.counts_C).astype(np.float32)
+        np.maximum.at(largest_N, pairs.rows_C, logs_C)
+        scale_N = 1 / (largest_N + np.float32(memory.config.shrinkage))
         self._graph = _Graph(
             indptr_N1=np.searchsorted(pairs.rows_C, np.arange(memory.num_items + 1)),
             items_C=pairs.items_C.astype(np.int32),
             counts_C=pairs.counts_C.astype(np.float32),
-            largest_N=largest_N,
+            scores_C=logs_C * scale_N[pairs.rows_C],
+            scale_N=scale_N,
             **nearest._asdict(),
         )
         self._scratch_N = np.zeros(memory.num_items, np.float32)
@@ -87,22 +89,21 @@ class MemoryTeacher:
         config = self._config
         shape = items_BT.shape[0] * (items_BT.shape[1] - first), self._num_targets
         targets = SoftTargets(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
-        weights = _Weights(
-            config.history, config.history_decay, config.distances, config.distance_decay, config.shrinkage, config.text_weight
-        )
+        weights = _Weights(config.history, config.history_decay, config.distances, config.distance_decay, config.text_weight)
         _targets(items_BT.astype(np.int32), first, self._graph, self._scratch_N, weights, targets)
         return targets
 
 
 class _Graph(NamedTuple):
-    """The transitions of each item, the entries of one item side by side, the largest log(1 + count) of each, and the items
-    of similar texts.
+    """The transitions of each item, the entries of one item side by side, and the items of similar texts. A score is
+    log(1 + count) times the item's scale.
     """
 
     indptr_N1: NDArray[np.int64]
     items_C: NDArray[np.int32]
     counts_C: NDArray[np.float32]
-    largest_N: NDArray[np.float32]
+    scores_C: NDArray[np.float32]
+    scale_N: NDArray[np.float32]
     rows_NM: NDArray[np.int32]
     cosines_NM: NDArray[np.float32]
 
@@ -114,7 +115,6 @@ class _Weights(NamedTuple):
     history_decay: float
     distances: int
     distance_decay: float
-    shrinkage: float
     text_weight: float
 
 
@@ -139,13 +139,13 @@ def _score(items_T, graph, weights, scratch_N, touched_N):
     for back in range(min(weights.history, items_T.size - 1)):
         row = items_T[items_T.size - 2 - back]
         own = np.float32(weights.distance_decay**back) if back < weights.distances else np.float32(0)
-        scale = decay / np.float32(graph.largest_N[row] + weights.shrinkage)
         for entry in range(graph.indptr_N1[row], graph.indptr_N1[row + 1]):
-            item, count = graph.items_C[entry], graph.counts_C[entry]
+            item, score = graph.items_C[entry], graph.scores_C[entry]
             if item == target:
-                count -= own
-            if count > 1e-4:
-                num_touched = _add(scratch_N, touched_N, num_touched, item, scale * np.log1p(count))
+                count = graph.counts_C[entry] - own
+                score = graph.scale_N[row] * np.log1p(count) if count > 1e-4 else np.float32(0)
+            if score > 0:
+                num_touched = _add(scratch_N, touched_N, num_touched, item, decay * score)
         for near in range(graph.rows_NM.shape[1]):
             item, cosine = graph.rows_NM[row, near], graph.cosines_NM[row, near]
             if cosine <= 0:
@@ -174,6 +174,9 @@ def _keep_largest(scratch_N, touched_n, items_R, weights_R):
     for at in range(touched_n.size):
         values_n[at] = scratch_N[touched_n[at]]
         scratch_N[touched_n[at]] = 0
+    if values_n.size > items_R.size:  # sorting few takes a fraction of the time
+        is_large_n = _is_large(values_n, items_R.size)
+        touched_n, values_n = touched_n[is_large_n], values_n[is_large_n]
     order = np.argsort(-values_n)[: items_R.size]
     total = np.float32(0)
     for at in range(order.size):
@@ -182,3 +185,16 @@ def _keep_largest(scratch_N, touched_n, items_R, weights_R):
         total += weights_R[at]
     if total > 0:
         weights_R /= total
+
+
+@njit(cache=True, nogil=True)
+def _is_large(values_n, num_kept):
+    """Return which of the positive values are in the intervals, 256 from 0 to the largest, that hold the `num_kept` largest."""
+    scale = np.float32(255) / values_n.max()
+    counts, interval, num_above = np.zeros(256, np.int32), 256, 0
+    for value in values_n:
+        counts[int(value * scale)] += 1
+    while num_above < num_kept:
+        interval -= 1
+        num_above += counts[interval]
+    return values_n * scale >= interval

@@ -1,6 +1,6 @@
 """The training loop: next-item prediction over Semantic IDs, with checkpoints and validation.
 
-Shapes: N items, L levels, U users, B windows of a batch, T items of each, P predicted items of each (or of all), V codes of a
+Shapes: N items, L levels, U users, B windows of a batch, T items of each, P predicted and Q taught items of each, V codes of a
 level, R items of a soft target, M = L - 1 codes of a branch, D hidden, S tokens.
 """
 
@@ -224,54 +224,64 @@ class Trainer:
         predicts one item of a window, and reads the codes of one of the two, drawn by their weights.
         """
         taught = self._taught(items_BT)
-        drawn_BPL = None if taught is None else self._tokens_NL[taught.drawn_P.view(len(items_BT), -1)]
-        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            found = predict(self.model, self._tokens_NL[items_BT], self._dropout, users_B, drawn_BPL)
-        items_P = items_BT[:, -found.hidden_BPLD.shape[1] :].flatten()
-        logits_PV = self._logits(found.hidden_BPLD[:, :, 0].flatten(0, 1), 0)
-        loss_P = full_loss(logits_PV, self._codes_NL[items_P, 0], label_smoothing=self.recipe.label_smoothing)
-        read_P = items_P  # the items whose codes the model has read
-        if taught is not None:
-            soft_P = soft_loss(logits_PV, self._codes_NL[taught.items_PR, 0], taught.weights_PR)
-            loss_P = torch.lerp(loss_P, soft_P, taught.share_P)
-            read_P = items_P if found.drawn_BPLD is not None else taught.drawn_P
-        later_P = self._later_loss(found.hidden_BPLD, read_P)
-        if taught is not None and found.drawn_BPLD is not None:
-            later_P = torch.lerp(later_P, self._later_loss(found.drawn_BPLD, taught.drawn_P), taught.share_P)
-        return (loss_P + later_P).mean() + found.router_loss
+        drawn_BQL = None if taught is None else self._tokens_NL[taught.drawn_BQ]
+        with self._autocast():
+            found = predict(self.model, self._tokens_NL[items_BT], self._dropout, users_B, drawn_BQL)
+        later_BPMD, items_BP = found.hidden_BPLD[:, :, 1:], items_BT[:, -found.hidden_BPLD.shape[1] :]
+        log_p_BPV = self._log_p(found.hidden_BPLD[:, :, 0], 0)
+        loss_BP = full_loss(log_p_BPV, self._codes_NL[items_BP, 0], label_smoothing=self.recipe.label_smoothing)
+        if taught is None:
+            return (loss_BP + self._later_loss(later_BPMD, items_BP)).mean() + found.router_loss
+        num_taught = taught.drawn_BQ.shape[1]
+        soft_BQ = soft_loss(log_p_BPV[:, -num_taught:], self._codes_NL[taught.items_BQR, 0], taught.weights_BQR)
+        loss_BP = taught.mixed(loss_BP, soft_BQ)
+        if found.drawn_BQMD is None:  # the codes that were read are those of the drawn items
+            return (loss_BP + self._later_loss(later_BPMD, taught.drawn_BQ)).mean() + found.router_loss
+        read_BX, hidden_BXMD = torch.cat((items_BP, taught.drawn_BQ), 1), torch.cat((later_BPMD, found.drawn_BQMD), 1)
+        next_BP, later_BQ = self._later_loss(hidden_BXMD, read_BX).tensor_split((items_BP.shape[1],), 1)
+        return (loss_BP + taught.mixed(next_BP, later_BQ)).mean() + found.router_loss
 
-    def _logits(self, hidden_PD: Tensor, level: int) -> Tensor:
-        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            return self.model.head(hidden_PD, level).float()
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
-    def _later_loss(self, hidden_BPLD: Tensor, items_P: Tensor) -> Tensor:
-        """Return the summed loss (P,) of all codes of some items but the first, from the hidden states before each code."""
-        loss_P, last = torch.zeros(len(items_P), device=items_P.device), hidden_BPLD.shape[2] - 1
+    def _log_p(self, hidden_BPD: Tensor, level: int) -> Tensor:
+        """Return the log-probabilities (B, P, V) of a level's codes."""
+        with self._autocast():
+            return self.model.head(hidden_BPD, level).float().log_softmax(-1)
+
+    def _later_loss(self, hidden_BPMD: Tensor, items_BP: Tensor) -> Tensor:
+        """Return the summed loss (B, P) of all codes of some items but the first, from the hidden states before each."""
+        loss_BP, last = torch.zeros(hidden_BPMD.shape[:2], device=items_BP.device), hidden_BPMD.shape[2]
         for level in range(1, last + 1):
-            hidden_PD = hidden_BPLD[:, :, level].flatten(0, 1)
+            hidden_BPD = hidden_BPMD[:, :, level - 1]
             if level == last and self._sampled is not None:
                 weight_VD = self.model.vocabulary.level_rows(self.model.head_weight, level)
-                loss_P = loss_P + self._sampled.loss(hidden_PD.float(), weight_VD, items_P, self._dropout)
+                with self._autocast():
+                    loss_P = self._sampled.loss(hidden_BPD.flatten(0, 1), weight_VD, items_BP.flatten(), self._dropout)
+                loss_BP = loss_BP + loss_P.view_as(loss_BP)
             else:
-                logits_PV, smoothing = self._logits(hidden_PD, level), self.recipe.label_smoothing
-                loss_P = loss_P + full_loss(logits_PV, self._codes_NL[items_P, level], label_smoothing=smoothing)
-        return loss_P
+                log_p_BPV, smoothing = self._log_p(hidden_BPD, level), self.recipe.label_smoothing
+                loss_BP = loss_BP + full_loss(log_p_BPV, self._codes_NL[items_BP, level], label_smoothing=smoothing)
+        return loss_BP
 
     def _taught(self, items_BT: Tensor) -> Taught | None:
-        """Return what the teacher says of the predicted items; None without a teacher."""
-        if self.teacher is None or not self.recipe.teacher_weight:
+        """Return what the teacher says of the predicted items that have one before them; None without a teacher or those."""
+        if self.teacher is None or not self.recipe.teacher_weight or items_BT.shape[1] == 1:
             return None
         is_one = isinstance(self.model, EncoderDecoder)  # predicts the last item alone
-        soft = self.teacher.targets(items_BT.cpu().numpy(), items_BT.shape[1] - 1 if is_one else 0)
-        weights_PR = torch.from_numpy(soft.weights_PR).to(items_BT.device)
-        items_PR = torch.from_numpy(soft.items_PR).to(items_BT.device, torch.int64)
-        next_P, is_known_P = items_BT[:, -1 if is_one else 0 :].flatten(), weights_PR.sum(1) > 0
-        choice_P1 = torch.multinomial(weights_PR + ~is_known_P[:, None], 1, generator=self._dropout)
-        is_drawn_P, share_P = is_known_P, self.recipe.teacher_weight * is_known_P
+        next_BQ = items_BT[:, -1 if is_one else 1 :]
+        soft = self.teacher.targets(items_BT.cpu().numpy(), items_BT.shape[1] - next_BQ.shape[1])
+        weights_BQR = torch.from_numpy(soft.weights_PR).to(items_BT.device).unflatten(0, next_BQ.shape)
+        items_BQR = torch.from_numpy(soft.items_PR).to(items_BT.device, torch.int64).unflatten(0, next_BQ.shape)
+        sums_BQR = weights_BQR.cumsum(-1)
+        draws_BQ1 = sums_BQR[..., -1:] * torch.rand((*next_BQ.shape, 1), device=items_BT.device, generator=self._dropout)
+        choice_BQ1 = (sums_BQR < draws_BQ1).sum(-1, keepdim=True)
+        is_drawn_BQ = is_known_BQ = sums_BQR[..., -1] > 0
+        share_BQ = self.recipe.teacher_weight * is_known_BQ
         if is_one:
-            is_drawn_P = torch.rand(share_P.shape, device=share_P.device, generator=self._dropout) < share_P
-        drawn_P = torch.where(is_drawn_P, items_PR.gather(1, choice_P1)[:, 0], next_P)
-        return Taught(items_PR=items_PR, weights_PR=weights_PR, drawn_P=drawn_P, share_P=share_P)
+            is_drawn_BQ = torch.rand(share_BQ.shape, device=share_BQ.device, generator=self._dropout) < share_BQ
+        drawn_BQ = torch.where(is_drawn_BQ, items_BQR.gather(-1, choice_BQ1)[..., 0], next_BQ)
+        return Taught(items_BQR=items_BQR, weights_BQR=weights_BQR, drawn_BQ=drawn_BQ, share_BQ=share_BQ)
 
     def checkpoint(self) -> Checkpoint:
         """Return a snapshot of the run (copies of the weights and of AdamW's moments); in a sharded run a collective call."""

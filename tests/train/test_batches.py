@@ -206,7 +206,7 @@ def test_with_all_codes_drawn_it_is_the_full_loss_with_the_same_gradients():
     hidden, weight, items, targets = batch()
     sampled = SampledLevel(codes(), CODES, drawn=CODES, device=torch.device("cpu"))
     loss = sampled.loss(hidden, weight, items, torch.Generator().manual_seed(0))
-    full = full_loss(hidden @ weight.T, targets, label_smoothing=0.0)
+    full = full_loss((hidden @ weight.T).log_softmax(1), targets, label_smoothing=0.0)
     torch.testing.assert_close(loss, full, rtol=1e-5, atol=1e-6)
     expected = torch.autograd.grad(full.mean(), [hidden, weight])
     for a, b in zip(torch.autograd.grad(loss.mean(), [hidden, weight]), expected, strict=True):
@@ -219,7 +219,7 @@ def test_the_mean_of_many_samples_is_near_the_full_loss():
     sampled, draws = SampledLevel(codes(), CODES, drawn=20, device=torch.device("cpu")), torch.Generator().manual_seed(0)
     losses = [sampled.loss(hidden, weight, items, draws).mean().item() for _ in range(300)]
     assert np.std(losses) > 0
-    full = full_loss(hidden @ weight.T, targets, label_smoothing=0.0).mean().item()
+    full = full_loss((hidden @ weight.T).log_softmax(1), targets, label_smoothing=0.0).mean().item()
     assert np.mean(losses) == pytest.approx(full, rel=0.03)
 
 
@@ -227,6 +227,6 @@ def test_a_soft_target_is_the_weighted_cross_entropy_of_its_codes():
     hidden, weight, _, targets = batch()
     soft = torch.stack((targets, (targets + 1) % CODES), 1)
     weights = torch.tensor([[0.7, 0.3]]).expand(20, 2)
-    found = soft_loss(hidden @ weight.T, soft, weights)
-    parts = [full_loss(hidden @ weight.T, soft[:, column], label_smoothing=0.0) for column in range(2)]
+    found = soft_loss((hidden @ weight.T).log_softmax(1), soft, weights)
+    parts = [full_loss((hidden @ weight.T).log_softmax(1), soft[:, column], label_smoothing=0.0) for column in range(2)]
     torch.testing.assert_close(found, 0.7 * parts[0] + 0.3 * parts[1])
