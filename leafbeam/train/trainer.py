@@ -218,7 +218,7 @@ class Trainer:
 
         of the first level: (1 - w) next item's code, label-smoothed, + w soft targets' codes
         of a later level: (1 - w) next item's code after its codes before, + w that of an item that is drawn from the targets
-            w = teacher_weight, 0 where the teacher knows nothing
+            w = teacher_weight, 0 for a window's first item and where the teacher knows nothing
 
         A decoder runs the codes of the drawn item beside those of the next one (`Transformer.forward`). An encoder-decoder
         predicts one item of a window, and reads the codes of one of the two, drawn by their weights.

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from leafbeam.model.decoder import causal, make_dropout
+from leafbeam.model.decoder import RMSNorm, causal, make_dropout
 
 MakeModel = Callable[..., Transformer]
 
@@ -119,6 +119,22 @@ def test_dropout_follows_its_generator_and_stops_in_evaluation(make_model: MakeM
     assert torch.equal(one, same)
     assert not torch.allclose(one, exact)
     assert torch.equal(model.eval()(tokens), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradients_of_a_norm_are_those_of_its_formula(generator: torch.Generator, dtype: torch.dtype):
+    norm = RMSNorm(24, 1e-3).to_empty(device="cpu")
+    torch.nn.init.uniform_(norm.weight, 0.5, 2.0, generator=generator)
+    x, upstream = (torch.randn(3, 5, 24, generator=generator).to(dtype) for _ in range(2))
+    x[0, 0] = 0
+    exact, weight = (tensor.detach().double().requires_grad_() for tensor in (x, norm.weight))
+    expected = weight * exact / (exact.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    expected.backward(upstream.double())
+    found = norm(x.requires_grad_())
+    found.backward(upstream)
+    rounding = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    for tensor, wide in ((found, expected), (x.grad, exact.grad), (norm.weight.grad, weight.grad)):
+        torch.testing.assert_close(tensor.double(), wide, **rounding)
 
 
 def test_dropout_keeps_the_mean():
