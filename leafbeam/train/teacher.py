@@ -69,12 +69,12 @@ class MemoryTeacher:
         nearest = memory.texts.nearest(_NUM_TEXTS) if text_weight else none
         largest_N, logs_C = np.zeros(memory.num_items, np.float32), np.log1p(pairs.counts_C).astype(np.float32)
         np.maximum.at(largest_N, pairs.rows_C, logs_C)
-        scale_N = 1 / (largest_N + np.float32(memory.config.shrinkage))
+        scale_N = (1 / np.maximum(largest_N + memory.config.shrinkage, 1e-9)).astype(np.float32)  # an item may have no pairs
         self._graph = _Graph(
             indptr_N1=np.searchsorted(pairs.rows_C, np.arange(memory.num_items + 1)),
             items_C=pairs.items_C.astype(np.int32),
             counts_C=pairs.counts_C.astype(np.float32),
-            scores_C=logs_C * scale_N[pairs.rows_C],
+            scores_C=(logs_C * scale_N[pairs.rows_C]).astype(np.float32),
             scale_N=scale_N,
             **nearest._asdict(),
         )
