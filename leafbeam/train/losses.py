@@ -5,11 +5,14 @@ Shapes: N items, P predicted items, D hidden, V codes of the level, R items of a
 """
 
 from math import log
+from typing import cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 
 _NEVER = -1e9
 
@@ -50,7 +53,7 @@ class SampledLevel:
         start_P = count_P.cumsum(0) - count_P  # of an item's siblings among the pairs
         pair_M = torch.repeat_interleave(count_P)
         codes_M = self._codes_N[(self._first_N[items_P] - start_P)[pair_M] + torch.arange(len(pair_M), device=device)]
-        siblings_M = (hidden_PD.index_select(0, pair_M) * weight_VD.index_select(0, codes_M)).sum(1)
+        siblings_M = cast(Tensor, _PairProducts.apply(hidden_PD.float(), weight_VD, pair_M, codes_M, start_P))
         drawn_K = torch.randperm(self._num_codes, generator=draws, device=draws.device)[: self._drawn]
         column_V = torch.full((self._num_codes,), -1, device=device)
         column_V[drawn_K] = torch.arange(self._drawn, device=device)
@@ -61,6 +64,29 @@ class SampledLevel:
         drawn_P = logits_PK.logsumexp(1) + log(self._num_codes / self._drawn)
         normaliser_P = torch.logaddexp(drawn_P, _segment_logsumexp(siblings_M, pair_M, len(items_P)))
         return normaliser_P - siblings_M[start_P + self._rank_N[items_P]]
+
+
+class _PairProducts(torch.autograd.Function):
+    """The product of each pair of a hidden state and a code's row; the gradients are sums of rows, without a row for each pair.
+
+    `start_P` is the first pair of each hidden state.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, hidden_PD: Tensor, weight_VD: Tensor, pair_M: Tensor, codes_M: Tensor, start_P: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(hidden_PD, weight_VD, pair_M, codes_M, start_P)
+        return hidden_PD.index_select(0, pair_M).mul_(weight_VD.index_select(0, codes_M)).sum(1)
+
+    @staticmethod
+    def backward(ctx: BackwardCFunction, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden_PD, weight_VD, pair_M, codes_M, start_P = cast(tuple[Tensor, Tensor, Tensor, Tensor, Tensor], ctx.saved_tensors)
+        of_hidden_PD = F.embedding_bag(codes_M, weight_VD, start_P, mode="sum", per_sample_weights=gradients[0])
+        order_M, counts_V = codes_M.argsort(), torch.bincount(codes_M, minlength=len(weight_VD))
+        start_V, sorted_M = counts_V.cumsum(0) - counts_V, gradients[0][order_M]
+        of_weight_VD = F.embedding_bag(pair_M[order_M], hidden_PD, start_V, mode="sum", per_sample_weights=sorted_M)
+        return of_hidden_PD, of_weight_VD, None, None, None
 
 
 def _segment_logsumexp(values_M: Tensor, segment_M: Tensor, segments: int) -> Tensor:
