@@ -130,8 +130,7 @@ class LogOptions:
         Incomplete,
         option(
             "--incomplete",
-            "Refuse interactions without a user, an item or a time, and name their lines (refuse), or leave them out and count "
-            "them (drop).",
+            "Refuse incomplete rows, or drop them.",
             LOG,
             metavar="refuse|drop",
         ),
@@ -140,7 +139,7 @@ class LogOptions:
         Order,
         option(
             "--order",
-            "The order of interactions: by time (time), or as in the file (file), which needs no times.",
+            "By time (time), or as in the file, without times (file).",
             LOG,
             metavar="NAME",
         ),

@@ -65,8 +65,7 @@ class TableOptions:
         Incomplete | None,
         option(
             "--incomplete",
-            "Refuse interactions without a user, an item or a time, and name their lines (refuse), or leave them out and count "
-            "them (drop).",
+            "Refuse incomplete rows, or drop them.",
             TABLES,
             default="refuse",
             metavar="refuse|drop",
@@ -76,7 +75,7 @@ class TableOptions:
         Order | None,
         option(
             "--order",
-            "The order of interactions: by time (time), or as in the file (file), which needs no times.",
+            "By time (time), or as in the file, without times (file).",
             TABLES,
             default="time",
             metavar="NAME",
@@ -86,7 +85,7 @@ class TableOptions:
         SplitBy | None,
         option(
             "--split",
-            "The interactions held out for evaluation: the last items of each user (user), or all after a cut in time (time).",
+            "Hold out the last items of each user (user), or all after a cut in time (time).",
             TABLES,
             default="user",
             metavar="user|time",

@@ -101,7 +101,8 @@ class Rotary:
         self.sin = torch.cat((-sin, sin), -1).to(dtype)[..., None, :]
 
     def __call__(self, x_BTHE: Tensor) -> Tensor:
-        x_BTHE = x_BTHE.to(self.cos.dtype)  # once, where torch would cast it in each of the operations
+        # Once, where torch would cast it in each of the operations.
+        x_BTHE = x_BTHE.to(torch.promote_types(x_BTHE.dtype, self.cos.dtype))
         return torch.addcmul(x_BTHE * self.cos, x_BTHE.roll(x_BTHE.shape[-1] // 2, -1), self.sin)
 
 
