@@ -121,7 +121,7 @@ def _serving(run: LoadRun, name: str, beams: int) -> Generator[Addressed]:
 
 
 def _warm(run: LoadRun, server: Addressed, name: str, beams: int) -> None:
-    """Send four requests before anything is timed. Raises PeerFailure where none is answered."""
+    """Send four requests before anything is timed. Raises PeerFailure if there is no answer."""
     answers = server.send(_requests(run, name, beams, np.linspace(0, 2, 4), seed=[0]))
     if not any(one.status == 200 for one in answers):
         raise PeerFailure("failed", f"HTTP {answers[0].status}: {answers[0].body.get('error')}"[:300])

@@ -130,19 +130,18 @@ def evaluate(
         )
     if not columns:
         console.print("The items have no text column, so there is no nearest-text baseline.")
-    _finish(paths, report, policy.plot, began)
-    if all(path.exists() for path in (paths.catalog, paths.trie, paths.rules)):
-        for warning in _unreached_segments(paths, log, split):
-            console.print(warning, markup=False, soft_wrap=True)
+    _finish(paths, report, policy.plot, _unreached_segments(paths, log, split), began)
 
 
 def _unreached_segments(paths: RunDirectory, log: "train.InteractionLog", split: "Split") -> Iterator[str]:
-    """Yield a warning for each rule of the run's catalog and each segment by popularity of which it allows no item."""
+    """Yield a warning for each rule of the run's catalog, once it is built, and each popularity of which it allows no item."""
     import numpy as np
 
     from leafbeam.index.items import decode_ids
     from leafbeam.train.segments import POPULARITY, split_by
 
+    if not all(path.exists() for path in (paths.catalog, paths.trie, paths.rules)):
+        return
     interactions_N = np.bincount(split.train.items_E, minlength=log.num_items)
     with ExitStack() as opened:
         loaded = paths.catalog_files(verify=False).open(opened)
@@ -155,15 +154,16 @@ def _unreached_segments(paths: RunDirectory, log: "train.InteractionLog", split:
                     yield f"Warning: the rule {rule} allows none of the {items} with {segment} training interactions."
 
 
-def _finish(paths: RunDirectory, report: "EvaluationReport", plot: Path | None, began: float) -> None:
-    """Print the tables of an evaluation and its advice, plot it, and add its figures to the report of the run."""
+def _finish(paths: RunDirectory, report: "EvaluationReport", plot: Path | None, warnings: Iterator[str], began: float) -> None:
+    """Print the tables of an evaluation, its warnings and advice, plot it, and add its figures to the report of the run."""
     console = stdout()
     console.print(report.table())
     console.print(report.segment_table())
     if plot is not None:
         report.plot().savefig(plot, dpi=160)
     train_command = shlex.join(["leafbeam", "train", "--run", str(paths.path), "--resume", "--minutes", "30"])
-    console.print(report.verdict.advice(train_command), markup=False, soft_wrap=True)
+    for line in (*warnings, report.verdict.advice(train_command)):
+        console.print(line, markup=False, soft_wrap=True)
     paths.add_to_report("evaluate", json.loads(report.to_json()))
     done(console, f"written to {paths.report}", since=began)
     next_step(console, "leafbeam", "build", "--run", paths.path)

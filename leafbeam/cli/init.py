@@ -158,9 +158,9 @@ def _read(source: Source) -> "tuple[Source, train.InteractionLog]":
     if not count:
         return source, log
     rows = counted(count, "row lacks", "rows lack")
-    if not typer.confirm(f"   {rows} a user, an item or a time. Leave out such rows?", default=True):
-        source.read()  # names the lines
-    return with_gaps, log
+    if typer.confirm(f"   {rows} a user, an item or a time. Leave out such rows?", default=True):
+        return with_gaps, log
+    return source, source.read()  # which names the lines
 
 
 def _rules_of(text: str, log: "train.InteractionLog") -> dict[str, object]:

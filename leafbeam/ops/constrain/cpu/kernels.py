@@ -136,19 +136,28 @@ def _least_logit(beam, threshold):
 
 
 @njit(nogil=True, _nrt=False)
+def _places_above(values, chunks, least, out_places):
+    """Write the places of the values that are at least `least`, by the maxima of their chunks; returns how many."""
+    size = 0
+    for chunk in range((values.size + CHUNK - 1) // CHUNK):
+        if chunks[chunk] < least:
+            continue
+        above = codes_above(values, chunk * CHUNK, least)
+        while above != np.uint64(0):
+            out_places[size] = chunk * CHUNK + np.int64(trailing_zeros(above))
+            above &= above - np.uint64(1)
+            size += 1
+    return size
+
+
+@njit(nogil=True, _nrt=False)
 def _keep_above(child_logits, chunks, min_logit, space):
     """Keep the collected children with a logit of at least `min_logit` in space[0]; returns how many."""
-    kept = 0
-    for chunk in range((child_logits.size + CHUNK - 1) // CHUNK):
-        if chunks[chunk] < min_logit:
-            continue
-        above = codes_above(child_logits, chunk * CHUNK, min_logit)
-        while above != np.uint64(0):
-            child = chunk * CHUNK + np.int64(trailing_zeros(above))
-            above &= above - np.uint64(1)
-            space[0, 0, kept], space[0, 1, kept] = space[0, 0, child], space[0, 1, child]
-            kept += 1
-    return kept
+    places = space[1, 0]
+    size = _places_above(child_logits, chunks, min_logit, places)
+    for child in range(size):
+        space[0, 0, child], space[0, 1, child] = space[0, 0, places[child]], space[0, 1, places[child]]
+    return size
 
 
 @njit(nogil=True, _nrt=False)
@@ -158,15 +167,8 @@ def _collect_above(search, ranges, row, chunks, min_logit, space):
     begin_1, end_1 = np.int64(0), np.int64(0)
     if ranges.lo_1 < ranges.hi_1:
         begin_1, end_1 = children_bounds(search.levels[1], ranges.lo_1, ranges.hi_1)
-    codes, indices, size = space[0, 0], space[0, 1], 0
-    for chunk in range((row.size + CHUNK - 1) // CHUNK):
-        if chunks[chunk] < min_logit:
-            continue
-        above = codes_above(row, chunk * CHUNK, min_logit)
-        while above != np.uint64(0):
-            codes[size] = chunk * CHUNK + np.int64(trailing_zeros(above))
-            above &= above - np.uint64(1)
-            size += 1
+    codes, indices = space[0, 0], space[0, 1]
+    size = _places_above(row, chunks, min_logit, codes)
     if search.levels[0].layout != COLUMN and end - begin == row.size:  # every code is a child: its place is known
         for child in range(size):
             indices[child] = begin + codes[child]

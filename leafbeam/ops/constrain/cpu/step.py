@@ -153,10 +153,10 @@ def step(
 
 
 def _children_space(arrays: VersionArrays, level: int) -> NDArray[np.int64]:
-    """Return memory for the codes and indices of a row's children: of both segments, of the base, and of the delta.
+    """Return memory for codes and indices: of a row's children, of the base's children or of places, and of the delta's.
 
     A scan writes each code whose logit is large enough, also illegal ones and the column of other tokens.
     """
-    num_lists = 1 if len(arrays.num_leaves_S) == 1 else 3
+    num_lists = 2 if len(arrays.num_leaves_S) == 1 else 3
     shape = num_lists, 2, arrays.sizes[level] + 1
     return arrays.scratch.array("children", shape, np.int64)
