@@ -42,8 +42,8 @@ def test_rows_are_copied_and_changes_are_made_in_order(database: str) -> None:
     table.put(row(2, 2.0), row(4), row(4, 9.0))
     table.delete(1)
     table.run("UPDATE TABLE_ SET item_id = 30 WHERE item_id = 3")
-    (changes,) = items.follow_to_end(table.feed(items.position))
-    operations = [(change.operation, change.row["item_id"]) for change in changes.changes]
+    batches = items.follow_to_end(table.feed(items.position))  # one, unless the database is slow
+    operations = [(change.operation, change.row["item_id"]) for batch in batches for change in batch.changes]
     assert operations == [("put", 2), ("put", 4), ("put", 4), ("delete", 1), ("delete", 3), ("put", 30)]
     assert items.rows == table.rows()
     assert sorted(items.rows) == [2, 4, 30]
