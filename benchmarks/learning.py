@@ -16,9 +16,22 @@ from leafbeam.errors import ArgumentError, DataError, check_choice
 from leafbeam.train import Budget, Part, RankingMetrics
 from leafbeam.train.metrics import Estimate
 
-__all__ = ["LearningRun", "LearningTable", "as_dict", "data_sets", "kept_learning_rows", "percent", "pooled", "rounded"]
+__all__ = [
+    "NO_TEACHER",
+    "LearningRun",
+    "LearningTable",
+    "as_dict",
+    "data_sets",
+    "kept_learning_rows",
+    "percent",
+    "pooled",
+    "rounded",
+]
 
 Row = dict[str, Any]
+
+NO_TEACHER: dict[str, Any] = {"teacher_weight": 0.0, "dropout": 0.4}
+"""The settings of a recipe that learns from clicks alone, which needs more dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +40,7 @@ class LearningRun:
 
     fit_on: "train+valid" trains on validation items too; SASRec and the weights of the fusion, which need them, are left out.
     part: whose new items STATIC's Table 3 recommends, the test's, or those of a split of the training part, to choose settings.
-    sids, teachers: kinds of Semantic IDs and of teachers that STATIC's Table 3 runs with; empty: those of the table.
+    sids, teachers: kinds of Semantic IDs of STATIC's Table 3, and of teachers of both tables; empty: those of the table.
     minutes, epochs: how long each model trains, at most one of them; the table's own budget if neither.
     Raises ArgumentError for numbers out of range.
     """

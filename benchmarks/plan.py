@@ -79,14 +79,18 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         *((21, ("static-figure-2", "--distribution", one)) for one in ("uniform", "zipf")),
         *((65, ("static-figure-3", "--distribution", one)) for one in ("uniform", "zipf")),
         (10, ("static-memory",)),
-        *((45, ("tiger-table-1", "--data", str(one), "--epochs", "30")) for one in data),
+        *(
+            (minutes, ("tiger-table-1", "--data", str(one), "--epochs", "12", "--teacher", teacher))
+            for one in data
+            for minutes, teacher in ((45, "memory"), (25, "text"))
+        ),
         *(
             (minutes, ("static-table-3", "--data", str(one), *kind))
             for one in data
             for minutes, kind in (
                 (60, ("--sids", "rqvae", "--teacher", "text", "--seeds", "3")),
                 *((45, (*kmeans, "--first-seed", str(seed), "--seeds", "1")) for seed in range(3)),
-                (25, ("--sids", "leafbeam", "--teacher", "none")),
+                (30, ("--sids", "rqvae", "--teacher", "none", "--seeds", "3")),
             )
         ),
         *((25, ("exactness", "--data", str(one))) for one in data),

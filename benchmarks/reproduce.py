@@ -67,6 +67,7 @@ class TeacherName(StrEnum):
     """What a model over Semantic IDs learns from beside the training interactions."""
 
     NONE = "none"
+    MEMORY = "memory"
     TEXT = "text"
 
 
@@ -178,7 +179,7 @@ def _learning(name: str) -> Any:
         ] = None,
         teacher: Annotated[
             list[TeacherName] | None,
-            typer.Option("--teacher", help="What its model learns from beside clicks. [dim]both[/dim]"),
+            typer.Option("--teacher", help="What a model learns from beside clicks. [dim]memory; Table 3: none text[/dim]"),
         ] = None,
         note: Annotated[str, typer.Option("--note", help="A remark for the rows: a shared machine, say.")] = "",
         as_json: AsJson = False,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drawing import new_figure
-from benchmarks.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
+from benchmarks.learning import NO_TEACHER, LearningRun, LearningTable, Row, as_dict, percent, pooled
 from benchmarks.studies.cold_split import ColdSplit, cold_split
 from benchmarks.studies.cold_start_study import METHODS, ColdStudy, study_cold_start
 from benchmarks.studies.retriever import DenseRecipe
@@ -29,7 +29,8 @@ SIDS: dict[str, tuple[QuantiserConfig, EmbeddingConfig]] = {
     "kmeans": (QuantiserConfig(codebook_sizes=(256,) * 4), EmbeddingConfig(behaviour_dims=0)),
     "leafbeam": (QuantiserConfig(), EmbeddingConfig()),
 }
-TEACHERS: dict[str, TeacherRecipe | None] = {"none": None, "text": TeacherRecipe()}
+# What the model learns from beside clicks: nothing, as the paper's; the item memory without texts; a retriever over text too.
+TEACHERS: dict[str, TeacherRecipe | None] = {"none": None, "memory": None, "text": TeacherRecipe()}
 
 # STATIC, Table 3: Recall@1, percent. The model has 10^9 parameters, SIDs of 4 x 256 codes, 20 beams.
 PAPER: dict[str, dict[float, dict[str, float]]] = {
@@ -47,7 +48,7 @@ PAPER: dict[str, dict[float, dict[str, float]]] = {
     },
 }
 _RECALLS = ("recall_1", "recall_5", "recall_10")
-_OWN_SIDS = ("rqvae", "kmeans")
+_OWN_SIDS, _OWN_TEACHERS = ("rqvae", "kmeans"), ("none", "text")
 _NEWEST = {"test": "newest", "valid": "next newest"}  # the cold items of each part
 HEADLINE = ("trie_full", "trie_allowed")
 """Constrained decoding alone, as the paper has it: everything else is an extra."""
@@ -66,7 +67,13 @@ def _study(run: LearningRun, seed: int, sids: str, teacher: str) -> ColdStudy:
         rqvae = RqVaeConfig(steps=60, hidden=64, latent=16) if quantiser.method == "rqvae" else None
         return ColdStudy(
             recipe=Recipe(
-                budget=Budget(steps=100), seed=seed, hidden_size=64, intermediate_size=128, head_dim=16, validation_users=100
+                budget=Budget(steps=100),
+                seed=seed,
+                hidden_size=64,
+                intermediate_size=128,
+                head_dim=16,
+                validation_users=100,
+                **(NO_TEACHER if teacher == "none" else {}),
             ),
             embedding=replace(embedding, text_dims=48, behaviour_dims=min(24, embedding.behaviour_dims)),
             quantiser=replace(quantiser, codebook_sizes=(32, 32), rqvae=rqvae),
@@ -78,6 +85,8 @@ def _study(run: LearningRun, seed: int, sids: str, teacher: str) -> ColdStudy:
         )
     # With a teacher new draws take the place of passes, and a model that imitates needs less dropout (log.md, 2026-11-25).
     recipe = Recipe(budget=run.budget(Budget(epochs=8)), seed=seed)
+    if teacher == "none":
+        recipe = replace(recipe, **NO_TEACHER)
     if taught is not None:
         recipe = replace(recipe, budget=run.budget(Budget(epochs=1)), dropout=0.1)
     return ColdStudy(
@@ -98,7 +107,7 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
             split = cold_split(log, share=share, part=run.part)
             if run.quick:
                 split = _fewer(split, 400)
-            for seed, sids, teacher in product(run.seeds_run, run.sids or _OWN_SIDS, run.teachers or tuple(TEACHERS)):
+            for seed, sids, teacher in product(run.seeds_run, run.sids or _OWN_SIDS, run.teachers or _OWN_TEACHERS):
                 study = _study(run, seed, sids, teacher)
                 at = {
                     "data": directory.name,
@@ -140,6 +149,7 @@ def _row(at: dict[str, Any], log: InteractionLog, split: ColdSplit, study: ColdS
         "seen_kept": {name: as_dict(RankingMetrics.from_ranks(ranks_U)) for name, ranks_U in result.ranks_seen_kept.items()},
         "search": asdict(result.choice),
         "seconds": result.seconds,
+        "parameters": result.parameters,
     }
     return TABLE.row(parameters, measured)
 

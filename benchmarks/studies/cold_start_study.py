@@ -108,7 +108,7 @@ class ColdResult:
 
     ranks: seen items are excluded. ranks_seen_kept: they are not (the paper does not say). scores: (U, C) of the parts of the
     hybrid. another_cold_U: users with another cold item in their history; last_cold_U: those with a cold last item.
-    seconds: by step.
+    seconds: by step. parameters: of the model over Semantic IDs.
     """
 
     report: ColdReport
@@ -119,6 +119,7 @@ class ColdResult:
     last_cold_U: NDArray[np.bool_]
     choice: SearchChoice
     seconds: dict[str, float]
+    parameters: int
 
     def table(self) -> dict[str, dict[str, RankingMetrics]]:
         """Metrics of each method over all users, and over those without another cold item in their history."""
@@ -222,6 +223,7 @@ def study_cold_start(
         last_cold_U=last_cold_U,
         choice=evaluator.choice,
         seconds=seconds,
+        parameters=sum(weight.numel() for weight in model.parameters()),
     )
 
 

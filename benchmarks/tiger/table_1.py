@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drawing import new_figure
-from benchmarks.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
+from benchmarks.learning import NO_TEACHER, LearningRun, LearningTable, Row, as_dict, percent, pooled
 from benchmarks.studies.sasrec import SasRecRecipe, fit_sasrec, sasrec_scores
 from leafbeam.index import Trie
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
@@ -102,16 +103,24 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
     rows: list[Row] = []
     for directory in run.data:
         log = load_log(directory)
-        for seed in run.seeds_run:
-            row = _row(run, directory, log, seed, console)
+        for seed, teacher in product(run.seeds_run, run.teachers or ("memory",)):
+            row = _row(run, directory, log, seed, teacher, console)
             keep(row)
             rows.append(row)
     return rows
 
 
-def _recipes(run: LearningRun, seed: int) -> tuple[EmbeddingConfig, QuantiserConfig, Recipe, SasRecRecipe]:
+_TAUGHT: dict[str, dict[str, Any]] = {
+    "memory": {},  # the defaults
+    "text": {"teacher_texts": True, "teacher_weight": 0.85, "dropout": 0.1},  # a model that is served alone
+    "none": NO_TEACHER,
+}
+
+
+def _recipes(run: LearningRun, seed: int, teacher: str) -> tuple[EmbeddingConfig, QuantiserConfig, Recipe, SasRecRecipe]:
     if run.quick:
-        recipe = Recipe(budget=Budget(steps=300), seed=seed, hidden_size=64, intermediate_size=128, head_dim=16)
+        small = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+        recipe = Recipe(budget=Budget(steps=300), seed=seed, **small, **_TAUGHT[teacher])
         sasrec = SasRecRecipe(hidden=32, epochs=1, max_items=20, dropout=0.2, validation_users=300)
         return (
             EmbeddingConfig(text_dims=48, behaviour_dims=24),
@@ -119,7 +128,7 @@ def _recipes(run: LearningRun, seed: int) -> tuple[EmbeddingConfig, QuantiserCon
             recipe,
             replace(sasrec, learning_rate=1e-2, seed=seed),
         )
-    recipe = Recipe(budget=run.budget(Budget(minutes=10)), seed=seed)
+    recipe = Recipe(budget=run.budget(Budget(minutes=10)), seed=seed, **_TAUGHT[teacher])
     return (
         EmbeddingConfig(),
         QuantiserConfig(),
@@ -128,8 +137,8 @@ def _recipes(run: LearningRun, seed: int) -> tuple[EmbeddingConfig, QuantiserCon
     )
 
 
-def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, console: Console) -> Row:
-    embedding, quantiser, recipe, sasrec_recipe = _recipes(run, seed)
+def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, teacher: str, console: Console) -> Row:
+    embedding, quantiser, recipe, sasrec_recipe = _recipes(run, seed, teacher)
     split = leave_one_out(log) if run.fit_on == "train" else leave_one_out(log).with_valid()
     seconds: dict[str, float] = {}
     with console.status("") as status:
@@ -153,7 +162,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         memory.fusion = fit_fusion(model, trie, log, split, memory)
         baselines: dict[str, ScoreFn] = transition_baselines(memory, split.train)
         sasrec_measured: dict[str, float] = {}
-        if run.fit_on == "train":  # SASRec stops by validation items
+        if run.fit_on == "train" and teacher == "memory":  # SASRec stops by validation items, and has no teacher
             sasrec, sasrec_measured = fit_sasrec(
                 split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done)
             )
@@ -176,6 +185,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         {
             "data": directory.name,
             "seed": seed,
+            "teacher": teacher,
             "fit_on": run.fit_on,
             "quick": run.quick,
             "users": report.users,
@@ -217,7 +227,8 @@ def _by_data(rows: list[Row]) -> dict[str, list[Row]]:
     for row in rows:
         at = row["parameters"]
         fitted = " (fitted on train and valid)" if at.get("fit_on") == "train+valid" else ""
-        groups.setdefault(f"{at['data']}{fitted}", []).append(row)
+        taught = "" if (teacher := at.get("teacher", "memory")) == "memory" else f" (teacher: {teacher})"
+        groups.setdefault(f"{at['data']}{fitted}{taught}", []).append(row)
     return groups
 
 

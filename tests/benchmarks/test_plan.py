@@ -31,7 +31,7 @@ def test_every_part_is_a_command_with_these_options():
         assert all(word in result.stdout for word in (*part.words, "--json") if word.startswith("--"))
     names = [part.name for part in parts_of([Path("a/one"), Path("a/two")])]
     assert len(set(names)) == len(names)
-    assert "tiger-table-1 --data two --epochs 30" in names
+    assert "tiger-table-1 --data two --epochs 12 --teacher text" in names
     assert not any("--data" in part.words for part in parts_of())
 
 
