@@ -51,6 +51,9 @@ class DeltaSource:
         table, names = self._open(version), None if columns is None else list(columns)
         return self._try(f"version {version}", lambda: pa.table(table.scan(names)))
 
+    def close(self) -> None:
+        """Do nothing, because no connection is open between two reads."""
+
     def _open(self, version: int | None) -> DeltaTable:
         options: object = self._options or None
         what = "the table" if version is None else f"version {version}"

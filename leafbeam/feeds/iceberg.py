@@ -30,7 +30,12 @@ class IcebergSource:
 
     def __init__(self, table: str, *, catalog: str = "default", properties: Mapping[str, str] | None = None) -> None:
         self.name = f"Iceberg table {table}"
-        self._table = self._try("the table", lambda: load_catalog(catalog, **(properties or {})).load_table(table))
+        self._catalog = self._try("the table", lambda: load_catalog(catalog, **(properties or {})))
+        try:
+            self._table = self._try("the table", lambda: self._catalog.load_table(table))
+        except FeedError:
+            self._catalog.close()
+            raise
 
     @property
     def table_id(self) -> str:
@@ -52,6 +57,10 @@ class IcebergSource:
         fields = ("*",) if columns is None else tuple(columns)
         scan = self._table.scan(snapshot_id=version, selected_fields=fields)
         return self._try(f"snapshot {version}", scan.to_arrow)
+
+    def close(self) -> None:
+        """Close the connections of the catalog."""
+        self._catalog.close()
 
     def _try(self, what: str, call: Callable[[], T]) -> T:
         """Call a function of pyiceberg. Raises FeedError for any error, because they have no class in common."""

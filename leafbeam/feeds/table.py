@@ -57,6 +57,9 @@ class VersionedTable(Protocol):
             columns: The columns; None takes all.
         """
 
+    def close(self) -> None:
+        """Close what the table keeps open."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
@@ -187,7 +190,8 @@ class TableFeed:
             self._changes = None
 
     def close(self) -> None:
-        """Do nothing, because nothing is open between two reads."""
+        """Close the table."""
+        self._table.close()
 
     def _after(self, row: int) -> Position:
         """Return the position once the changes before this one are made."""

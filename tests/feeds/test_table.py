@@ -57,6 +57,9 @@ class MemoryTable:
         self.read.append(version)
         return self.versions[version] if columns is None else self.versions[version].select(columns)
 
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 @pytest.fixture(params=["delta", "iceberg"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> DeltaFiles | IcebergFiles:
@@ -108,12 +111,12 @@ def test_a_table_may_be_followed_from_now(files: DeltaFiles | IcebergFiles, shop
 def test_a_table_that_cannot_be_read_is_named(files: DeltaFiles | IcebergFiles, tmp_path: Path, break_it: str) -> None:
     if break_it == "no files":
         files.write(arrow([row(1)]))
-        TableFeed(files.source(), tmp_path / "p.json", start="now")
+        TableFeed(files.source(), tmp_path / "p.json", start="now").close()
         files.write(arrow([row(2)]))
         for path in tmp_path.rglob("*.parquet"):
             path.unlink()
-    with pytest.raises(FeedError, match="cannot be read"):
-        TableFeed(files.source(), tmp_path / "p.json").read(0)
+    with pytest.raises(FeedError, match="cannot be read"), closing(TableFeed(files.source(), tmp_path / "p.json")) as feed:
+        feed.read(0)
 
 
 def versions() -> list[pa.Table]:
@@ -229,6 +232,9 @@ class OneVersion:
 
     def rows(self, version: int, columns: Any) -> pa.Table:
         return self.table if columns is None else self.table.select(columns)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def _sum_exp_at(logits, code, legal, top, summed):
 @triton.jit
 def _added(base, change):
     """Return the score base + change, at least `LOWEST`, without an overflow on the way."""
-    return base + tl.maximum(change, _LOWEST - base)
+    return base + tl.maximum(change, -(base - _LOWEST))  # a constant on the left fails in Triton 3.7's interpreter
 
 
 @triton.jit
