@@ -49,6 +49,9 @@ class CodesOptions:
     item_column: Annotated[
         str, option("--item-column", "The column of item ids; in a table of codes it may also be item_id.")
     ] = "item_id"
+    id_column: Annotated[
+        str | None, option("--id-column", "The column of item ids in the table of items.", default="as --item-column")
+    ] = None
     text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.")] = False
     sizes: Annotated[
         str | None,
@@ -59,6 +62,11 @@ class CodesOptions:
     ] = False
     delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ","
     encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8"
+
+    @property
+    def column_of_items(self) -> str:
+        """Return the column of ids in the table of items."""
+        return self.id_column or self.item_column
 
     @property
     def form(self) -> "tables.CsvFormat":
@@ -155,6 +163,7 @@ class LogOptions:
             user_column=self.user_column,
             item_column=codes.item_column,
             time_column=self.time_column,
+            id_column=codes.id_column,
             time_unit=self.time_unit,
             incomplete=self.incomplete,
             order=self.order,
@@ -203,8 +212,8 @@ def import_run(
     foreign = foreign.without_offsets(sizes)
     source = interactions.source(codes)
     log = None if source.path is None else source.read()
-    offered = None if items is None else tables.read_table(items, ids=(codes.item_column,), form=codes.form)
-    table, without_sid = _items(foreign, offered, log, codes.item_column, text_ids=codes.text_ids)
+    offered = None if items is None else tables.read_table(items, ids=(codes.column_of_items,), form=codes.form)
+    table, without_sid = _items(foreign, offered, log, codes.column_of_items, text_ids=codes.text_ids)
     if log is not None:
         with_items(log, table)  # its mistakes are said now, not by `evaluate`
     loaded, codes_NL = (None, foreign.numbers_NL) if model is None else _load(model, foreign, sizes, tokens, own)

@@ -15,7 +15,7 @@ from rich.text import Text
 from leafbeam import __version__, client
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.options import KEY, option
-from leafbeam.cli.run import WRITERS, RunDirectory, paths_of_runs
+from leafbeam.cli.run import WRITERS, RunDirectory, Source, paths_of_runs
 from leafbeam.errors import ArgumentError, DataError, LeafbeamError, ServerError, counted
 from leafbeam.extras import require
 
@@ -61,7 +61,12 @@ def runs_in(directory: Path) -> list[RunDirectory]:
 
 def _has(run: RunDirectory, name: str) -> bool:
     path: Path = getattr(run, name)
-    return path.exists()
+    if name != "source" or not path.exists():
+        return path.exists()
+    try:
+        return Source.load(path).path is not None  # an imported run may have no log
+    except DataError:
+        return True  # the next command names the mistake
 
 
 def _mark(run: RunDirectory, name: str, label: str) -> Text:

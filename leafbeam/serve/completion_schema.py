@@ -113,7 +113,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         list[Any] | None,
         Meta(
             description="Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, "
-            "`free_text` (with `stop`, `max_length`)."
+            "`free_text` (an object with `stop`, `max_length`)."
         ),
     ] = None
     structured_outputs: Annotated[

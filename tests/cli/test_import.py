@@ -281,3 +281,15 @@ def test_a_log_with_items_that_have_no_sid_is_refused(tmp_path: Path):
     assert call("import", "--sids", sids, "--data", log, "--run", tmp_path / "run").exit_code == 0
     found = Source.load(tmp_path / "run" / "source.json").read()
     assert (found.item_ids.tolist(), found.histories.items_E.tolist(), found.report.items) == ([1, 2, 3], [0, 1, 0], 3)
+
+
+def test_the_table_of_items_may_name_its_ids_otherwise_than_the_log(tmp_path: Path):
+    log = write(tmp_path / "log.csv", "user_id,product,timestamp\n1,1,1000000000\n1,2,1000000001\n2,1,1000000002\n")
+    sids = write(tmp_path / "x.json", {"1": [1, 3], "2": [2, 2]})
+    items = write(tmp_path / "items.csv", "sku,title\n1,lamp\n2,desk\n")
+    words = ("import", "--sids", sids, "--data", log, "--items", items, "--item-column", "product", "--run", tmp_path / "run")
+    refused = call(*words)
+    assert (refused.exit_code, "--id-column" in refused.stderr) == (2, True)
+    assert call(*words, "--id-column", "sku").exit_code == 0
+    log_of_run = Source.load(tmp_path / "run" / "source.json").read()
+    assert log_of_run.items["title"].to_pylist() == ["lamp", "desk"]

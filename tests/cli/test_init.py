@@ -181,6 +181,8 @@ def test_leafbeam_alone_shows_where_one_is(tmp_path: Path, monkeypatch: pytest.M
     shown = flat(succeed())
     assert f"A server answers at {server} (not ready: it warms up)" in shown
     assert "Next: leafbeam recommend --run runs/r3 --history ''" in shown
+    Source(path=None).save(newest / "source.json")  # as of `import` without --data
+    assert "runs/r3 · log ✓ Semantic IDs ✓ model ✓ index" in flat(succeed())
     (newest / "source.json").unlink()  # as for a table of codes, without a log
     shown = flat(succeed())
     assert "runs/r3 · log ✓ Semantic IDs ✓ model ✓ index" in shown
