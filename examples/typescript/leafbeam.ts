@@ -101,7 +101,7 @@ export interface ChatBody {
   guided_regex?: string | null;
   /** The text is one of these. */
   guided_choice?: Array<string> | null;
-  /** Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, `free_text` (with `stop`, `max_length`). */
+  /** Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, `free_text` (an object with `stop`, `max_length`). */
   guided_template?: Array<unknown> | null;
   /** A constraint as vLLM names it: `json`, `regex`, `choice` or `json_object`. */
   structured_outputs?: StructuredOutputs | null;
@@ -180,7 +180,7 @@ export interface CompletionBody {
   guided_regex?: string | null;
   /** The text is one of these. */
   guided_choice?: Array<string> | null;
-  /** Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, `free_text` (with `stop`, `max_length`). */
+  /** Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, `free_text` (an object with `stop`, `max_length`). */
   guided_template?: Array<unknown> | null;
   /** A constraint as vLLM names it: `json`, `regex`, `choice` or `json_object`. */
   structured_outputs?: StructuredOutputs | null;
