@@ -63,6 +63,7 @@ def paper_of(data: str, share: float) -> dict[str, float]:
 def _study(run: LearningRun, seed: int, sids: str, teacher: str) -> ColdStudy:
     """The settings of the full table, or of a quick look: fewer codes, dimensions, passes and users."""
     (quantiser, embedding), taught = SIDS[sids], TEACHERS[teacher]
+    untaught = NO_TEACHER if teacher == "none" else {}
     if run.quick:
         rqvae = RqVaeConfig(steps=60, hidden=64, latent=16) if quantiser.method == "rqvae" else None
         return ColdStudy(
@@ -73,7 +74,7 @@ def _study(run: LearningRun, seed: int, sids: str, teacher: str) -> ColdStudy:
                 intermediate_size=128,
                 head_dim=16,
                 validation_users=100,
-                **(NO_TEACHER if teacher == "none" else {}),
+                **untaught,
             ),
             embedding=replace(embedding, text_dims=48, behaviour_dims=min(24, embedding.behaviour_dims)),
             quantiser=replace(quantiser, codebook_sizes=(32, 32), rqvae=rqvae),
@@ -84,9 +85,7 @@ def _study(run: LearningRun, seed: int, sids: str, teacher: str) -> ColdStudy:
             seed=seed,
         )
     # With a teacher new draws take the place of passes, and a model that imitates needs less dropout (log.md, 2026-11-25).
-    recipe = Recipe(budget=run.budget(Budget(epochs=8)), seed=seed)
-    if teacher == "none":
-        recipe = replace(recipe, **NO_TEACHER)
+    recipe = Recipe(budget=run.budget(Budget(epochs=8)), seed=seed, **untaught)
     if taught is not None:
         recipe = replace(recipe, budget=run.budget(Budget(epochs=1)), dropout=0.1)
     return ColdStudy(

@@ -61,8 +61,9 @@ def runs_in(directory: Path) -> list[RunDirectory]:
 
 def _has(run: RunDirectory, name: str) -> bool:
     path: Path = getattr(run, name)
-    if name != "source" or not path.exists():
-        return path.exists()
+    has_file = path.exists()
+    if name != "source" or not has_file:
+        return has_file
     try:
         return Source.load(path).path is not None  # an imported run may have no log
     except DataError:
