@@ -19,7 +19,7 @@ from leafbeam.errors import OverloadedError, RequestError
 from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.keys import KeyFile, Scope
-from leafbeam.serve.observation import HEADER
+from leafbeam.serve.observation import HEADER, note_route
 from leafbeam.serve.operations import OPERATIONS, Need, Operation
 
 _PAGE = "/playground/"
@@ -101,6 +101,8 @@ class AccessMiddleware:
                 self._access.check(http, need)
             except RequestError as error:
                 self._refused(error.reason)
+                if (operation := _operation_at(get_route_path(scope))) is not None:
+                    note_route(scope, operation.path)
                 await error_response(http, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -124,6 +126,10 @@ def need_of(method: str, path: str) -> Need | None:
     at_path = [operation for pattern, operation in _patterns() if pattern.match(path)]
     of_method = [operation for operation in at_path if operation.method == method]
     return (of_method or at_path[-1:])[0].need if at_path else "read"
+
+
+def _operation_at(path: str) -> Operation | None:
+    return next((operation for pattern, operation in _patterns() if pattern.match(path)), None)
 
 
 @cache

@@ -33,7 +33,7 @@ from leafbeam.errors import (
     UnavailableError,
     short_repr,
 )
-from leafbeam.serve.observation import request_id_of
+from leafbeam.serve.observation import request_id_of, route_of
 from leafbeam.serve.operations import BY_NAME
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 
@@ -221,7 +221,7 @@ def _message_of(error: Exception) -> str:
 
 def _log_failure(scope: Scope, error: Exception) -> None:
     """Log the failure of a request, by its route: the path could hold an item's id or a line break."""
-    request_id, route = request_id_of(scope), getattr(scope.get("route"), "path_format", "unknown")
+    request_id, route = request_id_of(scope), route_of(scope)
     fields = {"request_id": request_id}
     log.error("%s %s failed (request %s)", scope["method"], route, request_id, exc_info=error, extra={"fields": fields})
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 HEADER = "x-request-id"
 _ID_KEY = "leafbeam.request_id"
+_ROUTE_KEY = "leafbeam.route"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -47,6 +48,16 @@ class RequestIdMiddleware:
 def request_id_of(scope: Scope) -> str:
     """Return the id of a request; "-" outside the middleware."""
     return scope.get(_ID_KEY, "-")
+
+
+def route_of(scope: Scope) -> str:
+    """Return the path of a request's route, with names in place of values; "unknown" for a path without a route."""
+    return getattr(scope.get("route"), "path_format", scope.get(_ROUTE_KEY, "unknown"))
+
+
+def note_route(scope: Scope, path: str) -> None:
+    """Keep the route of a request that is refused before it is routed. path: with names in place of values."""
+    scope[_ROUTE_KEY] = path
 
 
 log = logging.getLogger("leafbeam.requests")
@@ -136,7 +147,7 @@ class ObservationMiddleware:
         finally:
             exchange = Exchange(
                 method=scope["method"] if scope["method"] in _METHODS else "_OTHER",
-                route=getattr(scope.get("route"), "path_format", "unknown"),
+                route=route_of(scope),
                 status=status,
                 seconds=time.perf_counter() - began,
                 request_id=request_id_of(scope),

@@ -122,6 +122,7 @@ def test_each_line_is_an_object_and_each_request_has_one(json_log: Any) -> None:
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     requests = [line for line in lines if line["logger"] == "leafbeam.requests"]
     assert [line["status"] for line in requests] == [200, 500, 500, 422, 422, 400, 429, 200, 422, 404, 401]
+    assert [line["route"] for line in requests[-2:]] == ["unknown", RECOMMEND], "also of a request without a valid key"
     first = requests[0]
     assert (first["method"], first["route"], first["request_id"], first["num_valid"]) == ("POST", RECOMMEND, "r-200", 10)
     assert first["ms"] > 0
