@@ -63,11 +63,14 @@ class ModelOptions:
     """The options of the model, and of the recipe as a whole."""
 
     size: Annotated[
-        PresetName,
+        PresetName | None,
         option(
-            "--preset", "The size of the model, and the training settings for this size: tiny, small or base.", metavar="NAME"
+            "--preset",
+            "The size of the model and its training settings: tiny, small or base.",
+            metavar="NAME",
+            default="small, or the checkpoint's",
         ),
-    ] = "small"
+    ] = None
     architecture: Annotated[
         Shape | None,
         option(
@@ -98,9 +101,9 @@ class ModelOptions:
         if self.width is not None and (self.width % 32 or self.width < 32):
             raise ArgumentError(f"--width {self.width}: expected a multiple of 32, the size of an attention head")
 
-    def recipe(self, budget: "training.Budget | None") -> "training.Recipe":
-        """Return the preset's recipe with the settings of a file, of words and of options."""
-        start = training.preset(self.size)
+    def recipe(self, budget: "training.Budget | None", resumed: "training.Recipe | None" = None) -> "training.Recipe":
+        """Return a recipe with the settings of a file, of words and of options. resumed: in place of the preset's."""
+        start = resumed if resumed is not None and self.size is None else training.preset(self.size or "small")
         changes: dict[str, object] = {"budget": budget, "seed": self.seed, "architecture": self.architecture}
         changes["num_hidden_layers"] = self.layers
         if self.width is not None:
@@ -145,7 +148,7 @@ def train(
     if not print_config:
         paths.check("sids", "source")
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
-    recipe = options.recipe(limits.budget())
+    recipe = options.recipe(limits.budget(), _recipe_of_checkpoint(paths) if limits.resume else None)
     if print_config:
         typer.echo(to_toml(recipe), nl=False)
         return
@@ -180,6 +183,12 @@ def train(
             soft_wrap=True,
         )
     next_step(stdout(), "leafbeam", "evaluate", "--run", run)
+
+
+def _recipe_of_checkpoint(paths: RunDirectory) -> "training.Recipe | None":
+    """Return the recipe of the run's checkpoint; None if there is no checkpoint."""
+    directory = paths.path / "checkpoint"
+    return training.Checkpoint.load(directory).recipe if training.Checkpoint.exists(directory) else None
 
 
 @dataclass(frozen=True, kw_only=True)

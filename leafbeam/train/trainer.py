@@ -100,6 +100,7 @@ class Trainer:
                 f"the histories name item row {last_item:,}, but only {counted(len(codes_NL), 'item has', 'items have')} SIDs"
             )
         self.model, self.recipe, self.state = model, recipe, TrainState()
+        self._whole_budget = recipe.budget
         self.recall: float | None = None
         self.bf16 = is_bf16_faster(model.device) if recipe.precision == "auto" else recipe.precision == "bf16"
         self._tokens_NL = torch.as_tensor(model.vocabulary.tokens(codes_NL), device=model.device)
@@ -294,7 +295,7 @@ class Trainer:
             state=self.state,
             bf16=self.bf16,
             tensors=tensors,
-            recipe=self.recipe,
+            recipe=replace(self.recipe, budget=self._whole_budget),
             vocabulary=self.model.vocabulary,
             data=self._data,
         )

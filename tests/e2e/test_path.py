@@ -78,7 +78,7 @@ def test_the_report_says_what_every_step_found(run: Path):
 def test_a_finished_run_is_trained_longer_and_on_validation_items_too(run: Path, tmp_path: Path):
     longer = tmp_path / "run"
     shutil.copytree(run, longer)
-    more = succeed("train", "--run", longer, "--steps", "35", "--layers", "1", "--width", "32", "--resume")
+    more = succeed("train", "--run", longer, "--steps", "35", "--resume")  # with the layers and the width of the checkpoint
     assert "35 steps" in more
     whole = succeed("train", "--run", longer, "--minutes", "0.001", "--layers", "1", "--width", "32", "--fit-on", "train+valid")
     assert "Recall@10" not in whole

@@ -33,6 +33,7 @@ log_format, requests, keys, *files = sys.argv[1:]
 configure_log(log_format, values=requests == "histories", level=logging.DEBUG)
 logging.getLogger("numba").setLevel(logging.WARNING)
 run, answer = Decoder.run, items.recommend_answer
+secret, user = [1050 + 7, 1050 + 8], f"user-{5410 + 7}"  # in no line of this text, which a traceback quotes from Python 3.13 on
 
 def broken_run(self, batch, *on_pass):
     if batch[0].request.num_items == 7:
@@ -42,9 +43,9 @@ def broken_run(self, batch, *on_pass):
 def broken_answer(result, explain):
     if result.num_history_used == 2:
         try:
-            raise ValueError("history [1057, 1058] of user-5417")
+            raise ValueError(f"history {secret} of {user}")
         except ValueError as error:
-            raise AssertionError("user-5417 again") from error
+            raise AssertionError(f"{user} again") from error
     return answer(result, explain=explain)
 
 Decoder.run, items.recommend_answer = broken_run, broken_answer
