@@ -136,8 +136,8 @@ def train(
 
     --config and --set change any setting of the preset's recipe, such as --set learning_rate=0.001 or --set num_users=2000.
 
-    Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept, and training ends when
-    recall no longer rises. Ctrl-C leaves a checkpoint, and --resume continues from it.
+    Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept. Ctrl-C
+    leaves a checkpoint, and --resume continues from it.
 
     --minutes limits the whole command. Choosing the settings of the item memory takes up to a tenth of it, the baselines up to
     another tenth, and training gets at least half. Loading modules, compiling kernels, reading the log and the last validation
@@ -305,11 +305,9 @@ class _Shown:
         self.bar.show("training", stats.share, note)
 
     def figures(self) -> dict[str, object]:
-        """Return the last figures for the run's report, and say if training ended before its budget."""
+        """Return the last figures for the run's report."""
         assert self.latest is not None
         last = asdict(self.latest)
-        if last["share"] < 1:
-            self.console.print(f"Stopped at {last['share']:.0%} of the budget: recall no longer rises.")
         figures: dict[str, object] = {name: last[name] for name in ("epochs", "loss", "seconds", "items_per_second")}
         return figures | {"steps": last["step"], "valid_recall_10": last["recall"], "baselines": self.recalls}
 

@@ -36,7 +36,6 @@ class TrainState:
         loss: The running mean of the loss, in nats per item.
         best_recall: The recall of the best weights so far, -1 before the first validation.
         best_step: The step of the best weights so far.
-        worse: The number of validations since then.
         validated_step: The step of the last validation.
     """
 
@@ -48,10 +47,9 @@ class TrainState:
     validated_step: int = 0
     best_recall: float = -1.0
     best_step: int = -1
-    worse: int = 0
 
     def __post_init__(self) -> None:
-        check_whole(0, **{name: getattr(self, name) for name in ("step", "epoch", "batch", "validated_step", "worse")})
+        check_whole(0, **{name: getattr(self, name) for name in ("step", "epoch", "batch", "validated_step")})
         check_whole(-1, best_step=self.best_step)
         check_number(seconds=self.seconds)
         check_number(-1e300, loss=self.loss)
@@ -100,7 +98,7 @@ class Checkpoint:
             raise CheckpointError(f"{path} is not the file that was saved (its hash is another): copy it again")
         try:
             return cls(
-                state=TrainState(**content["state"]),
+                state=TrainState(**{name: x for name, x in content["state"].items() if name != "worse"}),  # an old field
                 recipe=Recipe.from_json(json.dumps(content["recipe"])),
                 vocabulary=vocabulary_from_dict(content["vocabulary"]),
                 data=str(content["data"]),

@@ -65,7 +65,7 @@ class Budget:
 class Recipe:
     """Everything that determines training, apart from the data.
 
-    A checkpoint resumes under the recipe that it was saved with; only budget, validations and patience may differ. The defaults
+    A checkpoint resumes under the recipe that it was saved with; only budget and validations may differ. The defaults
     are those that did best on Amazon Beauty in ten minutes of two CPU cores.
 
     Args:
@@ -105,13 +105,11 @@ class Recipe:
             (a GPU, or a CPU with AMX or AVX-512 BF16).
         threads: The number of CPU threads of training. More than one is worth it only for wide models on idle cores.
         validations: The number of times that validation recall is measured, evenly spread over the budget. The best weights
-            are kept, or the last ones if their recall is less than half a standard error below the best, because the learning
+            are kept, or the last ones if their recall is less than a standard error below the best, because the learning
             rate has fallen to 0 by then. A validation is skipped within 100 steps of another one, and, with a budget in
             minutes, if it would take more than 5 % of the time; the last one is never skipped. With 0 nothing is measured,
             and the last weights are kept.
         validation_users: The number of users in the sample of each validation.
-        patience: The number of validations in a row without a better or equal recall after which training stops; 0 never
-            stops it early.
         num_users: The number of tokens that user ids are hashed to; the token comes before the history (TIGER uses 2,000).
             With 0 the model reads no user.
         user_dropout: The share of training examples whose user token is replaced by the token for no user.
@@ -146,14 +144,13 @@ class Recipe:
     threads: int = 1
     validations: int = 12
     validation_users: int = 2000
-    patience: int = 8
     num_users: int = 0
     user_dropout: float = 0.1
 
     def __post_init__(self) -> None:
         above_0 = ("max_items", "batch_tokens", "threads", "validation_users", "teacher_items", "sampled_codes")
         check_whole(**{name: getattr(self, name) for name in above_0})
-        check_whole(0, seed=self.seed, validations=self.validations, patience=self.patience, num_users=self.num_users)
+        check_whole(0, seed=self.seed, validations=self.validations, num_users=self.num_users)
         if self.seed >= 1 << 63:
             raise ArgumentError(f"seed must be below 2**63, not {self.seed}")
         check_number(exclusive=True, learning_rate=self.learning_rate, clip_norm=self.clip_norm)
@@ -221,13 +218,14 @@ class Recipe:
             settings["budget"] = Budget(**settings["budget"])
             old = {"teacher_weight": 0.0, "sampled_codes": 2**62}  # recipes from before these settings existed
             settings = old | settings
+            settings.pop("patience", None)  # training stopped early once
             return cls(**settings)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(f"the recipe of the checkpoint cannot be read ({error}): train again") from error
 
     def differences(self, other: "Recipe") -> list[str]:
         """Return the settings in which two recipes differ, apart from those of the end of training, as "name: this, other"."""
-        stops = {"budget", "validations", "validation_users", "patience"}
+        stops = {"budget", "validations", "validation_users"}
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name not in stops)
         return [f"{name}: {value}, {other_value}" for name, value, other_value in pairs if value != other_value]
 

@@ -75,8 +75,7 @@ def train(
 
     It writes `directory/model` (which transformers and `load_model` can read), `directory/training.json`, and every minute and
     at the end `directory/checkpoint`. With `recipe.validations`, recall on the validation items of a sample of users selects
-    the best weights, and training ends when it no longer rises; a split without validation items (`Split.with_valid`) is
-    trained to the end of the budget. Test items are never read.
+    the best weights, unless the last ones are as good up to noise. Test items are never read.
 
     A budget in minutes also pays for the baselines, which get a tenth of it (of one process: from then on validation has fewer
     users, at least 200), for preparations and the last validation, but updates and the validations between them get at least

@@ -149,8 +149,8 @@ class Trainer:
 
     @property
     def ended(self) -> bool:
-        """Return whether the budget is used up, or `patience` validations in a row brought no better recall."""
-        return self.share >= 1 or 0 < self.recipe.patience <= self.state.worse
+        """Return whether the budget is used up."""
+        return self.share >= 1
 
     def shorten(self, seconds: float) -> None:
         """Take the seconds of other work off a budget in minutes (see `Budget.less`)."""
@@ -411,10 +411,10 @@ class Trainer:
         with torch_threads(self.recipe.threads):
             self.recall = self._validate(self._model_of(self._average))
         self._validation_s += self._parallel.max_seconds(self._clock() - start, self.model.device)
-        self.state = replace(self.state, validated_step=self.state.step, worse=self.state.worse + 1)
-        noise = sqrt(max(self.recall * (1 - self.recall), 0) / self.recipe.validation_users) / 2 if self.share >= 1 else 0
-        if self.recall >= self.state.best_recall - noise:  # an equal one counts, so that none at all, early on, never stops
-            self.state = replace(self.state, best_recall=self.recall, best_step=self.state.step, worse=0)
+        self.state = replace(self.state, validated_step=self.state.step)
+        noise = sqrt(max(self.recall * (1 - self.recall), 0) / self.recipe.validation_users) if self.share >= 1 else 0
+        if self.recall >= self.state.best_recall - noise:
+            self.state = replace(self.state, best_recall=self.recall, best_step=self.state.step)
             self._best = {name: weight.clone() for name, weight in self._average.items()}
 
 

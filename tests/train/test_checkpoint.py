@@ -44,7 +44,7 @@ def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, damage: str):
         "empty": b"",
         "no header": b"{}",
         "a tensor's bit": content[:-1] + bytes([content[-1] ^ 1]),
-        "a digit of the run": content.replace(rb"\"worse\": 0", rb"\"worse\": 1"),
+        "a digit of the run": content.replace(rb"\"batch\": 0", rb"\"batch\": 1"),
     }
     if damage != "missing":
         assert damaged[damage] != content
@@ -63,7 +63,7 @@ def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, damage: str):
         {"state": {"seconds": float("nan")}},
         {"state": {"seconds": 10**400}},
         {"state": {"best_recall": None}},
-        {"state": {"worse": [1]}},
+        {"state": {"batch": [1]}},
     ],
 )
 def test_a_checkpoint_with_a_value_of_another_type_is_refused_by_name(tmp_path: Path, wrong: dict[str, object]):

@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -317,40 +316,19 @@ def test_codes_follow_the_logs_order_and_a_missing_sid_is_named():
         codes_of_log(log, SidTable(item_ids=np.array([1, 2, 3]), codes=all_codes()[:3], codebook_sizes=SIZES))
 
 
-def test_training_stops_after_patience_and_a_resumed_run_stops_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 1)
-    recipe = dataclasses.replace(TINY, budget=Budget(steps=200), validations=40, patience=3)
-
-    def measured() -> Callable[[object], float]:
-        values = iter([0.1, 0.3, 0.2, 0.2, 0.29, 0.9])
-        return lambda model: next(values)
-
-    trainer = trainer_of(recipe, validate=measured())
-    trainer.run()
-    state = trainer.state
-    assert (state.validated_step, state.best_recall, state.worse) == (25, 0.3, 3)
-    assert state.step < 200
-    assert trainer.ended
-    trainer.checkpoint().save(tmp_path / "checkpoint")
-    resumed = trainer_of(recipe, validate=measured())
-    resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
-    resumed.run()
-    assert resumed.state.step == state.step
-
-
-@pytest.mark.parametrize(("last", "kept"), [(0.297, 12), (0.29, 8), (0.31, 12)])
+@pytest.mark.parametrize(("last", "kept"), [(0.291, 12), (0.288, 8), (0.31, 12)])
 def test_of_recalls_that_differ_by_noise_the_last_weights_win(monkeypatch: pytest.MonkeyPatch, last: float, kept: int):
     monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 1)
     values = iter([0.1, 0.3, last])
     recipe = dataclasses.replace(TINY, budget=Budget(steps=12), validations=3, validation_users=2000)
     trainer = trainer_of(recipe, validate=lambda model: next(values))
     trainer.run()
-    assert trainer.state.best_step == kept  # half a standard error of 0.3 on 2,000 users: 0.005
+    assert trainer.state.best_step == kept  # a standard error of 0.3 on 2,000 users: 0.010
 
 
 def test_a_finished_run_continues_with_a_larger_budget_at_its_learning_rate(tmp_path: Path):
     trainer_of().run(checkpoint=tmp_path / "checkpoint")
-    larger = dataclasses.replace(TINY, budget=Budget(steps=30), patience=9)
+    larger = dataclasses.replace(TINY, budget=Budget(steps=30))
     resumed = trainer_of(larger)
     resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
     assert (resumed.state.step, resumed.share) == (12, 0.4)
