@@ -41,9 +41,11 @@ class Commands(TyperGroup):
         except (LeafbeamError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            kind = "" if isinstance(error, LeafbeamError) else f"{type(error).__name__}: "
+            message = str(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                message = f"{error.filename}: {error.strerror}"
             hint = "; a command reads its key from LEAFBEAM_KEY" if isinstance(error, AccessDeniedError) else ""
-            stderr().print(Text.assemble(("Error: ", "bold red"), kind, f"{error}{hint}"), soft_wrap=True)
+            stderr().print(Text.assemble(("Error: ", "bold red"), f"{message}{hint}"), soft_wrap=True)
             raise typer.Exit(2) from error
 
 

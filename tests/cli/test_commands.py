@@ -155,6 +155,13 @@ def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(tmp_path: Path):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_an_error_of_the_system_is_its_path_and_words(tmp_path: Path):
+    (file := tmp_path / "file").touch()
+    result = call("make-shop", "--out", file / "shop", "--items", "60", "--users", "5")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: {file / 'shop'}: Not a directory"
+
+
 def test_debug_shows_where_the_mistake_was_found(tmp_path: Path):
     result = call("--debug", "inspect", tmp_path / "nothing.leafbeam")
     assert isinstance(result.exception, DataError)
