@@ -136,7 +136,7 @@ def test_a_release_is_published_without_a_token() -> None:
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     pythons = WORKFLOWS["tests"]["jobs"]["tests"]["strategy"]["matrix"]["python"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (pythons, project["requires-python"]) == (["3.11", "3.12"], ">=3.11,<3.13")
+    assert (pythons, project["requires-python"]) == (["3.11", "3.12", "3.13"], ">=3.11,<3.14")
     assert project["classifiers"] == [f"Programming Language :: Python :: {version}" for version in pythons]
 
 

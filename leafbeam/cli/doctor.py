@@ -26,7 +26,7 @@ from leafbeam.extras import EXTRAS, require
 from leafbeam.machine import Machine
 
 Status = Literal["ok", "absent", "advice", "wrong"]
-_PYTHON = ((3, 11), (3, 13))  # the first, and the first that is not supported
+_PYTHON = ((3, 11), (3, 14))  # the first, and the first that is not supported
 _CORE = ("numpy", "numba", "llvmlite", "safetensors")
 _DISTRIBUTIONS = {
     "adbc_driver_postgresql": "adbc-driver-postgresql",
@@ -86,7 +86,7 @@ def _packages() -> Iterator[Finding]:
         name="Python",
         status="ok" if supported else "wrong",
         value=f"{python}, {platform.platform()}",
-        mend="" if supported else "use Python 3.11 or 3.12",
+        mend="" if supported else "use Python 3.11, 3.12 or 3.13",
     )
     for name in _CORE:
         version = _version_of(name)

@@ -1,5 +1,6 @@
 """The CPU runner: exact for every chunk size, no allocations once warm, memory as `search_bytes` says."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,7 @@ def layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def allocations(run: Callable[[], Any]) -> list[int]:
     """Bytes of every allocation (positive) and release (negative) of torch's CPU allocator, in order."""
+    gc.collect()  # what earlier tests left would be released within the run
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     assert recorded.profiler is not None
