@@ -18,7 +18,6 @@ from leafbeam.train.metrics import Estimate
 
 __all__ = [
     "NO_TEACHER",
-    "OLD_TEACHER",
     "LearningRun",
     "LearningTable",
     "as_dict",
@@ -33,9 +32,6 @@ Row = dict[str, Any]
 
 NO_TEACHER: dict[str, Any] = {"teacher_weight": 0.0, "dropout": 0.4}
 """The settings of a recipe that learns from clicks alone, which needs more dropout."""
-
-OLD_TEACHER = "graph"
-"""The teacher of rows that name none: a graph of transitions, which the item memory replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +124,7 @@ def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS
     for row in read_rows(table.results, folder):
         at = row["parameters"]
         if at["quick"] == quick and not row.get("superseded"):
-            kinds = at.get("sids", ""), at.get("teacher", OLD_TEACHER), at.get("fit_on", "train"), at.get("part", "test")
+            kinds = at.get("sids", ""), at.get("teacher", ""), at.get("fit_on", "train"), at.get("part", "test")
             last[at["data"], at.get("share", 0.0), *kinds, at["seed"]] = row
     return [last[key] for key in sorted(last)]
 

@@ -298,7 +298,7 @@ PLOTS = (
     _static("static-figure-3"),
     _static("static-figure-4"),
     _static("static-memory"),
-    _learning("tiger-table-1", {"budget": "30 epochs", "fit_on": "train"}),
+    _learning("tiger-table-1", {"budget": "12 epochs", "teacher": "memory", "fit_on": "train"}),
     _learning("static-table-3", {"budget": "1 epochs", "sids": "rqvae", "teacher": "text", "part": "test"}),
     _learning("exactness", {"data": "amazon_beauty", "seed": 0}),
     _serving("xgr-figure-3", "beams"),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drawing import new_figure
-from benchmarks.learning import NO_TEACHER, OLD_TEACHER, LearningRun, LearningTable, Row, as_dict, percent, pooled
+from benchmarks.learning import NO_TEACHER, LearningRun, LearningTable, Row, as_dict, percent, pooled
 from benchmarks.studies.sasrec import SasRecRecipe, fit_sasrec, sasrec_scores
 from leafbeam.index import Trie
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
@@ -227,7 +227,7 @@ def _by_data(rows: list[Row]) -> dict[str, list[Row]]:
     for row in rows:
         at = row["parameters"]
         fitted = " (fitted on train and valid)" if at.get("fit_on") == "train+valid" else ""
-        taught = "" if (teacher := at.get("teacher", OLD_TEACHER)) == "memory" else f" (teacher: {teacher})"
+        taught = "" if (teacher := at["teacher"]) == "memory" else f" (teacher: {teacher})"
         groups.setdefault(f"{at['data']}{fitted}{taught}", []).append(row)
     return groups
 
