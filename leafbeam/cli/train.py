@@ -136,8 +136,8 @@ def train(
 
     --config and --set change any setting of the preset's recipe, such as --set learning_rate=0.001 or --set num_users=2000.
 
-    Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept. Ctrl-C
-    leaves a checkpoint, and --resume continues from it.
+    Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept. Ctrl-C leaves a checkpoint,
+    and --resume continues from it.
 
     --minutes limits the whole command. Choosing the settings of the item memory takes up to a tenth of it, the baselines up to
     another tenth, and training gets at least half. Loading modules, compiling kernels, reading the log and the last validation

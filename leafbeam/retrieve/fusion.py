@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 
-_NUM_BEST = 20  # candidates of a list; 20 and 30 are alike on validation users of two public logs
+_NUM_BEST = 20  # candidates of a list; 30 give about the same recall on validation users of two public logs
 _TRUST_IN_NEW = 0.25  # of the model's score of an item that it has never seen taken; chosen on new items of two public logs
-_PRIOR_EXAMPLES = 100.0  # how many examples the weights of before count for
+_PRIOR_EXAMPLES = 100.0  # how many examples the weights that a fit starts from count for
 
 
 class MemoryScores(NamedTuple):

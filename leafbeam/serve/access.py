@@ -101,8 +101,8 @@ class AccessMiddleware:
                 self._access.check(http, need)
             except RequestError as error:
                 self._refused(error.reason)
-                if (operation := _operation_at(get_route_path(scope))) is not None:
-                    note_route(scope, operation.path)
+                if operations := _operations_at(get_route_path(scope)):
+                    note_route(scope, operations[0].path)
                 await error_response(http, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -123,13 +123,13 @@ def need_of(method: str, path: str) -> Need | None:
     method = "GET" if method == "HEAD" else method
     if (method, path) in (known := _needs_of_fixed_paths()):  # nearly every request, and faster than the patterns
         return known[method, path]
-    at_path = [operation for pattern, operation in _patterns() if pattern.match(path)]
+    at_path = _operations_at(path)
     of_method = [operation for operation in at_path if operation.method == method]
     return (of_method or at_path[-1:])[0].need if at_path else "read"
 
 
-def _operation_at(path: str) -> Operation | None:
-    return next((operation for pattern, operation in _patterns() if pattern.match(path)), None)
+def _operations_at(path: str) -> list[Operation]:
+    return [operation for pattern, operation in _patterns() if pattern.match(path)]
 
 
 @cache

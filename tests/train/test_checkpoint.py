@@ -67,15 +67,29 @@ def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, damage: str):
     ],
 )
 def test_a_checkpoint_with_a_value_of_another_type_is_refused_by_name(tmp_path: Path, wrong: dict[str, object]):
-    directory = tmp_path / "checkpoint"
-    trainer_of().checkpoint().save(directory)
+    trainer_of().checkpoint().save(tmp_path)
+    rewrite(tmp_path, wrong)
+    with pytest.raises(CheckpointError, match=r"training\.safetensors has values"):
+        Checkpoint.load(tmp_path)
+
+
+def rewrite(directory: Path, changed: dict[str, object]) -> None:
+    """Change what a checkpoint says of its run."""
     path = directory / "training.safetensors"
     with safe_open(path, "pt") as file:
-        run = json.dumps(json.loads(file.metadata()["run"]) | wrong)
+        run = json.dumps(json.loads(file.metadata()["run"]) | changed)
     tensors = load_file(path)
     save_file(tensors, path, {"run": run, "sha256": checksum(run, tensors)})
-    with pytest.raises(CheckpointError, match=r"training\.safetensors has values"):
-        Checkpoint.load(directory)
+
+
+def test_a_checkpoint_from_when_training_stopped_early_is_read(tmp_path: Path):
+    saved = trainer_of().checkpoint()
+    saved.save(tmp_path)
+    state, recipe = (dataclasses.asdict(part) for part in (saved.state, saved.recipe))
+    rewrite(tmp_path, {"state": {**state, "worse": 0}, "recipe": {**recipe, "patience": 8}})
+    read = Checkpoint.load(tmp_path)
+    assert (read.state, read.recipe) == (saved.state, saved.recipe)
+    trainer_of().resume(read)
 
 
 def test_a_checkpoint_that_is_a_fifo_is_refused_at_once(tmp_path: Path):
