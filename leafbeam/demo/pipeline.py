@@ -6,7 +6,7 @@ import shutil
 import time
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leafbeam.demo.processes import run_command, running_server, usual_port
+from leafbeam.demo.rehearsal import is_worthwhile, rehearsal
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.tour import Tour
 from leafbeam.errors import ArgumentError, DataError, DemoError
@@ -55,8 +56,15 @@ class Demo:
 
     def run(self) -> None:
         """Run all steps and print them. Raises DemoError where a step fails or an answer violates a rule."""
-        start = time.perf_counter()
-        run = self._clean_run()
+        start, run = time.perf_counter(), self._clean_run()
+        rehearses = is_worthwhile()
+        if rehearses:
+            self._print("This machine's first run compiles kernels, on another core while the first steps run.")
+        with rehearsal(run / "rehearsal.log") if rehearses else nullcontext():
+            self._run_steps(run, start)
+
+    def _run_steps(self, run: Path, start: float) -> None:
+        """Run the steps in a new directory. start: when the demo began."""
         data = run if self.data is None else self.data
         minutes = self.minutes or (0.75 if self.data is None else 6.0)
         options, seed = ["--run", str(run)], ["--seed", str(self.seed)]
