@@ -1,6 +1,6 @@
-"""The demo's commands on a small shop: `python -m leafbeam.demo.rehearsal DIR` compiles the kernels that the shop's own steps load.
+"""A rehearsal of the demo on a small shop: it compiles, on another core, the kernels that the demo's own steps then load.
 
-On the first run of a machine, kernels take about 40 s to compile. The demo rehearses on another core while its first steps run.
+On the first run of a machine, kernels take about 40 s to compile, for which the steps would wait one after the other.
 """
 
 import os
@@ -20,7 +20,8 @@ from leafbeam.machine import Machine
 
 def is_worthwhile() -> bool:
     """Return whether no kernels are compiled yet and another core is there to do it."""
-    return Machine.this().usable_cores() > 1 and not Path(kernel_directory()).exists()
+    is_compiled = any(Path(kernel_directory()).rglob("*.nbi"))
+    return Machine.this().usable_cores > 1 and not is_compiled
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def rehearsal(log: Path) -> Generator[None]:
     with TemporaryDirectory() as directory, log.open("wb") as out:
         command = [sys.executable, "-m", "leafbeam.demo.rehearsal", directory]
         one_core = {**os.environ, "OMP_NUM_THREADS": "1"}
-        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=one_core, start_new_session=True)
+        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=one_core, process_group=0)
         try:
             yield
         finally:
@@ -42,7 +43,11 @@ def rehearsal(log: Path) -> Generator[None]:
 
 
 def rehearse(directory: Path) -> None:
-    """Run each step, up to a server that is ready. The small shop has the same columns, rules and kinds of codes."""
+    """Run each step, up to a server that is ready, on cores that nothing else wants.
+
+    The small shop has the same columns, rules and kinds of codes.
+    """
+    os.nice(19)
     run = str(directory)
     for arguments in (
         ("make-shop", "--out", run, "--items", "600", "--users", "400"),
