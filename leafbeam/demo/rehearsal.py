@@ -25,8 +25,8 @@ def is_worthwhile() -> bool:
 
 
 @contextmanager
-def rehearsal(log: Path) -> Generator[None]:
-    """Rehearse in a child process, which writes `log`; at the end, stop it if it still runs.
+def rehearsal(log: Path) -> Generator["subprocess.Popen[bytes]"]:
+    """Rehearse in a child process, which writes `log`; at the end, stop it if it still runs, and the step that it is at.
 
     Where it fails, the demo's own steps compile what is missing.
     """
@@ -35,7 +35,7 @@ def rehearsal(log: Path) -> Generator[None]:
         one_core = {**os.environ, "OMP_NUM_THREADS": "1"}
         child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=one_core, process_group=0)
         try:
-            yield
+            yield child
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGTERM)

@@ -21,13 +21,15 @@ import pytest
 from rich.console import Console
 
 from leafbeam.datasets import make_shop
-from leafbeam.demo import processes
+from leafbeam.demo import processes, rehearsal
 from leafbeam.demo.pipeline import Demo
 from leafbeam.demo.processes import COMMAND, Server, run_command, running_server
 from leafbeam.demo.rules import SqlChecker, supported_rules, write_rules
 from leafbeam.demo.tour import Tour
 from leafbeam.errors import ArgumentError, DataError, DemoError
+from leafbeam.machine import Machine
 from leafbeam.train import load_log
+from tests.feeds.followers import wait_for
 
 ITEMS = pa.table(
     {
@@ -274,3 +276,42 @@ def test_a_server_that_never_becomes_ready_leaves_a_run_to_go_on_with(tmp_path: 
     with pytest.raises(DemoError, match="not ready after 600 s") as raised, running_server(tmp_path):
         pass
     assert f"`leafbeam serve --run {tmp_path}` starts it again" in str(raised.value)
+
+
+def test_a_rehearsal_is_for_a_machine_with_two_cores_and_no_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rehearsal, "kernel_directory", lambda: str(tmp_path / "kernels"))
+    for cores, expected in ((1, False), (2, True)):
+        monkeypatch.setattr(Machine, "usable_cores", cores)
+        assert rehearsal.is_worthwhile() is expected
+    compiled = tmp_path / "kernels" / "index" / "radix_sort.nbi"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_bytes(b"")
+    assert not rehearsal.is_worthwhile()
+
+
+def test_a_rehearsal_ends_with_the_demo_and_so_does_its_step(tmp_path: Path):
+    with rehearsal.rehearsal(tmp_path / "rehearsal.log") as child:
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        wait_for(lambda: bool(children.read_text()))
+    assert child.returncode == -signal.SIGTERM
+
+    def is_over() -> bool:
+        try:
+            os.killpg(child.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_for(is_over)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_runs_every_step_and_a_server(tmp_path: Path):
+    subprocess.run([sys.executable, "-m", "leafbeam.demo.rehearsal", str(tmp_path)], check=True, timeout=600)
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "sids.parquet",
+        "model",
+        "memory.leafbeam",
+        "index.leafbeam",
+        "server.log",
+    }
