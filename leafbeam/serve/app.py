@@ -142,6 +142,7 @@ def _state_handlers(
     engine: Engine | None, text: TextService | None, metrics: Metrics, access: Access, source: Source | None
 ) -> dict[str, Handler]:
     """Return the handlers that say how the server is, by operation."""
+    metrics.unready_reason = partial(_unready_reason, engine, text, source)
 
     async def healthz(http: HttpRequest) -> Response:
         return json_response(Health())
@@ -176,12 +177,16 @@ def _document_routes(document: dict[str, object]) -> list[Route]:
     return [Route("/openapi.json", openapi), Route("/docs", docs)]
 
 
-def _readiness(engine: Engine | None, text: TextService | None, http_workers: int, source: Source | None) -> Readiness:
+def _unready_reason(engine: Engine | None, text: TextService | None, source: Source | None) -> str | None:
+    """Return why requests should go elsewhere."""
     reason = None if engine is None else engine.unhealthy_reason
     if reason is None and text is not None and not text.worker.is_alive:
         reason = "the text worker has ended"
-    if reason is None and source is not None:
-        reason = source.unready_reason
+    return source.unready_reason if reason is None and source is not None else reason
+
+
+def _readiness(engine: Engine | None, text: TextService | None, http_workers: int, source: Source | None) -> Readiness:
+    reason = _unready_reason(engine, text, source)
     tuning = {} if engine is None else engine.choices
     rules = None if engine is None or engine.catalog is None else engine.catalog.rules
     return Readiness(

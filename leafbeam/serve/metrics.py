@@ -20,7 +20,8 @@ _STAGES = ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", 
 class Metrics:
     """The metrics of one server, with a registry of their own. The engine's and the texts' state is read when a page is made.
 
-    num_http_workers: returns the number of HTTP workers that are running.
+    num_http_workers: returns the number of HTTP workers that are running. unready_reason: returns what /readyz gives as the
+    reason, or None.
 
     >>> metrics.observe(200, 0.012); metrics.page()     # doctest: +SKIP
     """
@@ -55,6 +56,9 @@ class Metrics:
         self._access = Counter(
             "leafbeam_access_refused", "Requests refused before they were read", ["reason"], registry=registry
         )
+        self.unready_reason: Callable[[], str | None] = lambda: None
+        ready = Gauge("leafbeam_ready", "1 while /readyz answers 200", registry=registry)
+        ready.set_function(lambda: float(self.unready_reason() is None))
         self.num_http_workers: Callable[[], int] = lambda: 0
         http_workers = Gauge("leafbeam_http_workers", "HTTP processes that accept connections", registry=registry)
         http_workers.set_function(lambda: self.num_http_workers())
@@ -194,7 +198,6 @@ class _EngineCollector(Collector):
         yield "running_beam_rows", "Beams in running batches", load.running_beam_rows
         yield "busy_workers", "Workers that run a batch", load.busy_workers
         yield "workers", "Workers", engine.settings.workers
-        yield "ready", "1 while healthy", float(engine.unhealthy_reason is None)
         yield "step_time_spread", "95th percentile of a batch's actual over its expected seconds", fit.spread
         yield "step_time_observed", "Batches that the latency model has observed", fit.observed
         yield "index_items", "Items of the index", len(version)

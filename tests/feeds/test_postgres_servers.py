@@ -101,5 +101,6 @@ def test_a_slot_that_is_gone_is_told_and_the_items_stay(database: str, shop: Any
         client = servers.start(shop, table.name)
         wait_for(lambda: f"slot {table.name} is gone, and with it the changes since" in (feed_of(client)["error"] or ""))
         assert prices(client) == {2000: 1.0, 2001: 1.0}
-        assert re.search("leafbeam_feed_failing 1", client.get("/metrics").text)
         assert client.get("/readyz").status_code == 503
+        for line in ("leafbeam_feed_failing 1", "leafbeam_ready 0"):
+            assert re.search(line, client.get("/metrics").text)
